@@ -1,0 +1,43 @@
+"""Gradient accumulation that is right on every window. Importing the package imports no torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradaccum.engine.accumulator import Accumulator as Accumulator
+    from gradaccum.engine.accumulator import StepResult as StepResult
+    from gradaccum.engine.batching import BatchPlan as BatchPlan
+    from gradaccum.engine.batching import split as split
+    from gradaccum.engine.batching import windows as windows
+    from gradaccum.engine.gradient_sync import gradient_sync as gradient_sync
+    from gradaccum.engine.objective import Objective as Objective
+    from gradaccum.errors import BatchError as BatchError
+    from gradaccum.errors import ConfigError as ConfigError
+    from gradaccum.errors import GradaccumError as GradaccumError
+    from gradaccum.workloads.workload import Workload as Workload
+
+_HOMES = {
+    "Accumulator": "gradaccum.engine.accumulator",
+    "BatchError": "gradaccum.errors",
+    "BatchPlan": "gradaccum.engine.batching",
+    "ConfigError": "gradaccum.errors",
+    "GradaccumError": "gradaccum.errors",
+    "Objective": "gradaccum.engine.objective",
+    "StepResult": "gradaccum.engine.accumulator",
+    "Workload": "gradaccum.workloads.workload",
+    "gradient_sync": "gradaccum.engine.gradient_sync",
+    "split": "gradaccum.engine.batching",
+    "windows": "gradaccum.engine.batching",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gradaccum' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,81 @@
+"""params.yaml, one section at a time, as validated frozen configs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from gradaccum.errors import ConfigError
+
+PARAMS = Path("params.yaml")
+
+Config = TypeVar("Config")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose numbers are those of YAML 1.2: `1e-05` is one, as DVC writes it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_params(path: Path = PARAMS) -> dict[str, Any]:
+    """The whole file, not validated."""
+    try:
+        data = yaml.load(path.read_text(), _Loader)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} is missing from {Path.cwd()}. Run from the project's root.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds no sections. Restore it with `git checkout {path}`.")
+    return data
+
+
+def section(params: Mapping[str, Any], name: str, of: type[Config], *, file: Path = PARAMS) -> Config:
+    """One section as its config.
+
+    Raises:
+        ConfigError: the section is missing, or a key of it is unknown, missing, of a wrong type or out of range.
+    """
+    if name not in params:
+        raise ConfigError(f"{file} has no section {name!r}, which the stage of that name reads. Add it.")
+    return _validate(params[name], of, file, (name,))
+
+
+def shared(params: Mapping[str, Any], of: type[Config], *, file: Path = PARAMS) -> Config:
+    """The top-level keys that are fields of `of`, as one config."""
+    names = {field.name for field in fields(of)}  # type: ignore[arg-type]
+    return _validate({name: value for name, value in params.items() if name in names}, of, file, ())
+
+
+def _validate(data: Any, of: type[Config], file: Path, where: tuple[str, ...]) -> Config:
+    try:
+        return TypeAdapter(of).validate_python(data)
+    except ValidationError as error:
+        problems = [_problem(file, where, dict(item)) for item in error.errors(include_url=False)]
+        raise ConfigError("\n".join(problems)) from None
+
+
+def _problem(file: Path, where: tuple[str, ...], item: dict[str, Any]) -> str:
+    """One line: file, section and key, value, what is allowed."""
+    key = ".".join(str(part) for part in (*where, *item["loc"]))
+    match item["type"]:
+        case "missing":
+            return f"{file}: {key} is missing. Add it."
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            return f"{file}: {key} = {item['input']!r} is unknown. Remove it, or correct its name."
+        case "value_error":
+            return f"{file}: {key or 'top level'}: {item['ctx']['error']}"
+        case _:
+            return (
+                f"{file}: {key} = {item['input']!r} is not allowed: {item['msg'].replace('Input should', 'it should')}."
+            )

@@ -1,0 +1,17 @@
+"""Errors a user can act on: each message says what is wrong, why, and what to do."""
+
+
+class GradaccumError(Exception):
+    """Base of every error that this package raises for its user."""
+
+
+class ConfigError(GradaccumError, ValueError):
+    """A value that the user set cannot be right."""
+
+
+class BatchError(GradaccumError, ValueError):
+    """A batch or window that cannot be accumulated."""
+
+
+class ClaimError(GradaccumError):
+    """A measurement contradicts what its stage claims; the result files are written all the same."""

@@ -1,0 +1,1 @@
+"""Results: the curve's schema, the fits, the files and the figures."""

@@ -1,0 +1,1 @@
+"""What is trained: model, data and objective, one module a workload."""

@@ -1,0 +1,141 @@
+"""Which workload params.yaml selects, and its options. Imports no torch until it is loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as validated
+
+from gradaccum.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradaccum.workloads.workload import Workload
+
+Size = Annotated[int, Field(strict=True, ge=1)]
+
+
+@validated(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class NoOptions:
+    """A workload with nothing to set."""
+
+
+@validated(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class SyntheticOptions:
+    """Sizes of the synthetic workload's inputs, hidden layers, classes and data."""
+
+    in_features: Size
+    hidden: Size
+    out_features: Size
+    samples: Size
+
+
+BUILT_IN: Mapping[str, type] = {
+    "digits": NoOptions,
+    "dictionary": NoOptions,
+    "definitions": NoOptions,
+    "synthetic": SyntheticOptions,
+}
+
+
+@dataclass(frozen=True)
+class WorkloadChoice:
+    """A workload by name: a built-in one, or `package.module:factory`, importable from the project's root.
+
+    Attributes:
+        name: as in params.yaml.
+        options: of the built-in ones, each under its name; of the user's own, under its factory's name.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, section: Any) -> WorkloadChoice:
+        """The `workload` section, checked without importing what it names."""
+        if isinstance(section, WorkloadChoice):
+            return section
+        if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
+            raise ConfigError(f"workload = {section!r} names none. Set workload.name to one of {_names()}.")
+        name = section["name"]
+        options = {key: _options(name, key, value) for key, value in section.items() if key != "name"}
+        choice = cls(name, options)
+        if name not in BUILT_IN:
+            choice.source()
+        elif name not in options and BUILT_IN[name] is not NoOptions:
+            raise ConfigError(f"workload.name is {name!r}, but workload.{name} is missing. Set its options there.")
+        return choice
+
+    def source(self) -> Path | None:
+        """The file behind a factory of the user's own; None for a built-in workload. Imports nothing."""
+        if self.name in BUILT_IN:
+            return None
+        module, _, factory = self.name.partition(":")
+        if not factory:
+            raise ConfigError(
+                f"workload.name = {self.name!r} is unknown. Set it to one of {_names()} (the last: your own factory)."
+            )
+        spec = _find(module)
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                f"workload.name = {self.name!r}: no module {module!r} under {Path.cwd()} or among the installed ones. "
+                "Give the name by which `import` finds it from the project's root."
+            )
+        return Path(spec.origin)
+
+    def load(self) -> Workload:
+        """Import and make the workload."""
+        if self.name in BUILT_IN:
+            make = import_module(f"gradaccum.workloads.{self.name}").workload
+            given = self.options.get(self.name)
+            return make() if given is None or isinstance(given, NoOptions) else make(given)
+        module, _, factory = self.name.partition(":")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            make = getattr(import_module(module), factory)
+        except AttributeError as error:
+            raise ConfigError(
+                f"workload.name = {self.name!r}: {module} has no {factory!r}. Correct the name."
+            ) from error
+        return _require_workload(self.name, make(**self.options.get(factory, {})))
+
+
+def _names() -> str:
+    return ", ".join([*BUILT_IN, "package.module:factory"])
+
+
+def _options(name: str, key: str, value: Any) -> Any:
+    if key in BUILT_IN:
+        return TypeAdapter(BUILT_IN[key]).validate_python(value)
+    if key != name.partition(":")[2]:
+        raise ConfigError(f"workload.{key} is unknown. Remove it, or correct its name: one of {_names()}.")
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"workload.{key} = {value!r} are no options. Write them as `option: value`.")
+    return dict(value)
+
+
+def _find(module: str) -> ModuleSpec | None:
+    """Find a module's file without running its parent packages."""
+    places: list[str] | None = [str(Path.cwd()), *sys.path]
+    spec = None
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or [])
+    return spec
+
+
+def _require_workload(name: str, made: Any) -> Workload:
+    from gradaccum.workloads.workload import Workload  # noqa: PLC0415 (needs torch)
+
+    if not isinstance(made, Workload):
+        raise ConfigError(f"workload.name = {name!r} returned a {type(made).__name__}. Return a gradaccum.Workload.")
+    return made
