@@ -94,7 +94,8 @@ class WorkloadChoice:
         if self.name in BUILT_IN:
             make = import_module(f"gradaccum.workloads.{self.name}").workload
             given = self.options.get(self.name)
-            return make() if given is None or isinstance(given, NoOptions) else make(given)
+            built: Workload = make() if given is None or isinstance(given, NoOptions) else make(given)
+            return built
         module, _, factory = self.name.partition(":")
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
@@ -113,7 +114,8 @@ def _names() -> str:
 
 def _options(name: str, key: str, value: Any) -> Any:
     if key in BUILT_IN:
-        return TypeAdapter(BUILT_IN[key]).validate_python(value)
+        nested: type = dict[str, BUILT_IN[key]]  # type: ignore[valid-type]  # so that errors name the key
+        return TypeAdapter(nested).validate_python({key: value})[key]
     if key != name.partition(":")[2]:
         raise ConfigError(f"workload.{key} is unknown. Remove it, or correct its name: one of {_names()}.")
     if not isinstance(value, Mapping):

@@ -21,7 +21,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def workload() -> Workload:
-    """Batches: bytes `[samples, longest]` and labels of that shape, -100 on term and padding; longest is the batch's."""
+    """Batches: bytes `[samples, longest]` and labels of that shape, -100 on term and padding."""
     train, validation = entries()
     return Workload(
         name="definitions",

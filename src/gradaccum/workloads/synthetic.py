@@ -12,7 +12,7 @@ from gradaccum.workloads.workload import Workload
 
 
 def workload(options: SyntheticOptions) -> Workload:
-    """Batches: inputs `[samples, in_features]`, labels `[samples]` below `out_features`; an MLP with two hidden layers."""
+    """Batches: inputs `[samples, in_features]`, labels `[samples]` below `out_features`; two hidden layers."""
     generator = torch.Generator().manual_seed(0)
 
     def samples(number: int) -> TensorDataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,4 +39,4 @@ class Workload:
     objective: Objective
     train: Samples
     validation: Samples
-    collate: Callable[[Sequence[Any]], Batch]
+    collate: Callable[[list[Any]], Batch]
