@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,3 +79,13 @@ def _problem(file: Path, where: tuple[str, ...], item: dict[str, Any]) -> str:
             return (
                 f"{file}: {key} = {item['input']!r} is not allowed: {item['msg'].replace('Input should', 'it should')}."
             )
+
+
+def refuse_unknown(params: Mapping[str, Any], known: Collection[str], *, file: Path = PARAMS) -> None:
+    """Refuse top-level keys that nothing reads."""
+    unknown = [name for name in params if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{file}: {', '.join(map(repr, unknown))} is read by no stage. Remove it, or correct its name: "
+            f"one of {', '.join(sorted(known))}."
+        )

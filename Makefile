@@ -1,0 +1,40 @@
+# One virtual environment, made from pinned requirements, serves every command.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
+
+.PHONY: repro test check ui docs lock install
+
+repro: install  ## the pipeline
+	$(RUN) dvc repro
+
+test: install  ## the whole test suite
+	$(RUN) pytest -n 2 --dist loadgroup
+
+check: install  ## format, lint, types, import arrows
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+
+ui: install  ## MLflow UI over what was logged
+	$(RUN) python -m gradaccum.tracking.ui
+
+docs: install  ## copy the pipeline's figures to docs/img, where README shows them
+	mkdir -p docs/img
+	cp outputs/report/*.png docs/img/
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable ".[dev]"
+	touch $@
+
+lock:  ## pin everything anew, from pyproject.toml, in an environment of its own
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet --editable ".[dev]" "torch==2.13.0"
+	build/lock/bin/pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > requirements.lock
+	rm -rf build/lock

@@ -1,0 +1,54 @@
+"""What the machine decides: the facts that make two timings, or two roundings, incomparable. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = {"torch": "torch", "numpy": "numpy", "scikit_learn": "scikit-learn"}
+
+
+def describe() -> dict[str, str | int | None]:
+    """Python, packages, CPU, cores and GPU; thread settings are params and not here."""
+    return {
+        "python": platform.python_version(),
+        **{key: _version(package) for key, package in PACKAGES.items()},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "gpu": _gpu(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    """The model's name, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _gpu() -> str | None:
+    names = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+    return ", ".join(names) or None
+
+
+def _output(*command: str) -> str:
+    """What a command prints; nothing where it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,146 @@
+"""How people accumulate gradients: the engine, and the usual mistakes, each as the plain loop that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from gradaccum.engine.accumulator import Accumulator
+from gradaccum.engine.batching import Batch
+from gradaccum.engine.objective import Objective
+from gradaccum.measurements.comparison import TrainingStep
+
+Window = Sequence[Batch]
+
+
+class Loop(Protocol):
+    """Takes one window; returns the mean loss over its targets."""
+
+    def __call__(
+        self, model: nn.Module, optimizer: Optimizer, window: Window, *, objective: Objective, clip_norm: float | None
+    ) -> Tensor: ...
+
+
+def scaled(
+    model: nn.Module, optimizer: Optimizer, window: Window, *, objective: Objective, clip_norm: float | None
+) -> Tensor:
+    """The engine: every micro-batch's loss sum divided by the targets of the whole window."""
+    return Accumulator(model, optimizer, objective, clip_norm=clip_norm).step(window).loss
+
+
+def naive(
+    model: nn.Module, optimizer: Optimizer, window: Window, *, objective: Objective, clip_norm: float | None
+) -> Tensor:
+    """No division: N micro-batch means add up to N times the gradient."""
+    losses = Losses(objective)
+    optimizer.zero_grad()
+    for batch in window:
+        losses.mean(model, batch).backward()  # type: ignore[no-untyped-call]
+    clip(model, clip_norm)
+    optimizer.step()
+    return losses.over_targets()
+
+
+def mean_of_means(
+    model: nn.Module, optimizer: Optimizer, window: Window, *, objective: Objective, clip_norm: float | None
+) -> Tensor:
+    """Every micro-batch's mean weighs the same, however few targets it has."""
+    losses = Losses(objective)
+    optimizer.zero_grad()
+    for batch in window:
+        (losses.mean(model, batch) / len(window)).backward()  # type: ignore[no-untyped-call]
+    clip(model, clip_norm)
+    optimizer.step()
+    return losses.over_targets()
+
+
+def step_every_micro(
+    model: nn.Module, optimizer: Optimizer, window: Window, *, objective: Objective, clip_norm: float | None
+) -> Tensor:
+    """The optimizer steps inside the window: N noisy steps where one was meant."""
+    losses = Losses(objective)
+    for batch in window:
+        optimizer.zero_grad()
+        (losses.mean(model, batch) / len(window)).backward()  # type: ignore[no-untyped-call]
+        clip(model, clip_norm)
+        optimizer.step()
+    return losses.over_targets()
+
+
+def clip_every_micro(
+    model: nn.Module, optimizer: Optimizer, window: Window, *, objective: Objective, clip_norm: float | None
+) -> Tensor:
+    """Divided rightly, but what has been accumulated is clipped after each micro-batch."""
+    losses = Losses(objective)
+    total = sum(float(objective.count(batch)) for batch in window)
+    optimizer.zero_grad()
+    for batch in window:
+        (losses.sum(model, batch) / total).backward()  # type: ignore[no-untyped-call]
+        clip(model, clip_norm)
+    optimizer.step()
+    return losses.over_targets()
+
+
+class Losses:
+    """Computes a loop's losses and remembers them, so that all loops report the same mean."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        self.sums: list[Tensor] = []
+        self.count = 0.0
+
+    def sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss = self.objective.loss_sum(model, batch)
+        self.sums.append(loss.detach())
+        self.count += float(self.objective.count(batch))
+        return loss
+
+    def mean(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.sum(model, batch) / float(self.objective.count(batch))
+
+    def over_targets(self) -> Tensor:
+        return torch.stack(self.sums).sum() / self.count
+
+
+def clip(model: nn.Module, clip_norm: float | None) -> None:
+    if clip_norm is not None:
+        clip_grad_norm_(model.parameters(), clip_norm)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to accumulate.
+
+    Attributes:
+        loop: the code.
+        clipped: whether it clips the gradient; the others never do.
+        ragged: whether it is shown on micro-batches of unequal sizes, without which its mistake hides.
+        one_gradient: whether a window has a single gradient.
+    """
+
+    loop: Loop
+    clipped: bool = False
+    ragged: bool = False
+    one_gradient: bool = True
+
+    def step(self, objective: Objective, clip_norm: float) -> TrainingStep:
+        return partial(self.loop, objective=objective, clip_norm=clip_norm if self.clipped else None)
+
+
+VARIANTS = {
+    "scaled": Variant(scaled),
+    "naive": Variant(naive),
+    "mean_of_means": Variant(mean_of_means, ragged=True),
+    "step_every_micro": Variant(step_every_micro, one_gradient=False),
+    "scaled_clipped": Variant(scaled, clipped=True),
+    "naive_clipped": Variant(naive, clipped=True),
+    "clip_every_micro": Variant(clip_every_micro, clipped=True),
+    "scaled_ragged": Variant(scaled, ragged=True),
+}

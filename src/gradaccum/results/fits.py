@@ -1,0 +1,55 @@
+"""Fits and statistics over measured points; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+
+@dataclass(frozen=True)
+class StepTimeFit:
+    """`step time = accum_steps * t_micro + t_step`.
+
+    Attributes:
+        t_micro_ms: time of one micro-batch's forward and backward pass.
+        t_step_ms: what a step costs once, however many micro-batches it has: the optimizer, and what surrounds it.
+        max_rel_residual: largest distance of a measured point from the fit, relative to the point.
+    """
+
+    t_micro_ms: float
+    t_step_ms: float
+    max_rel_residual: float
+
+    def step_ms(self, accum_steps: int) -> float:
+        return accum_steps * self.t_micro_ms + self.t_step_ms
+
+    def step_share(self, accum_steps: int) -> float:
+        """Share of a step's time that is spent once a step."""
+        return self.t_step_ms / self.step_ms(accum_steps)
+
+    def asymptotic_samples_per_sec(self, micro_batch: int) -> float:
+        """What the curve approaches as `accum_steps` grows."""
+        return 1000 * micro_batch / self.t_micro_ms
+
+    def flattens_at_accum_steps(self, within: float = 0.05) -> int:
+        """First `accum_steps` whose samples per second lie within that share of the asymptote."""
+        return max(1, math.ceil((1 - within) / within * self.t_step_ms / self.t_micro_ms - 1e-9))
+
+
+def fit_step_time(accum_steps: Sequence[int], step_ms: Sequence[float]) -> StepTimeFit:
+    """Least squares of relative residuals (timing noise grows with the time), with no negative part.
+
+    Args:
+        accum_steps: at least two different ones.
+        step_ms: measured time of a step at each.
+    """
+    assert len(set(accum_steps)) >= 2, "a line needs two points"
+    times = np.asarray(step_ms, dtype=float)
+    design = np.stack([np.asarray(accum_steps, dtype=float), np.ones(len(times))], axis=1) / times[:, None]
+    (t_micro, t_step), _ = nnls(design, np.ones(len(times)))
+    residuals = design @ np.array([t_micro, t_step]) - 1
+    return StepTimeFit(float(t_micro), float(t_step), float(np.abs(residuals).max()))

@@ -1,0 +1,112 @@
+"""A one-page recipe for another repository, with the damage of each mistake as it was just measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradaccum.results.curve import Curve, Point
+
+Metrics = Mapping[str, Any]
+
+MISTAKES = {
+    "naive": "the loss is not divided",
+    "mean_of_means": "each micro-batch's mean weighs the same, though their counts differ",
+    "step_every_micro": "the optimizer steps inside the window",
+    "naive_clipped": "the loss is not divided, and the gradient is clipped",
+    "clip_every_micro": "the gradient is clipped after each micro-batch",
+}
+
+PAGE = """\
+---
+name: gradient-accumulation
+description: Train at an effective batch that does not fit in memory, and get the gradient of the full batch.
+---
+# Gradient accumulation
+
+**Use it** when the batch that you want does not fit in memory, or when reducing gradients over ranks is slow.
+It makes a step's gradient less noisy; it does not make samples cheaper beyond the point where the curve flattens.
+
+`effective_batch = micro_batch * accum_steps * world_size`
+
+## The loop
+```python
+for window in windows(loader, accum_steps):            # lists of micro-batches; the last may be shorter
+    count = sum(number_of_targets(batch) for batch in window)
+    for index, batch in enumerate(window):
+        last = index == len(window) - 1
+        with nullcontext() if last or world_size == 1 else model.no_sync():   # around forward AND backward
+            (loss_sum(model, batch) / count).backward()
+    clip_grad_norm_(model.parameters(), clip_norm)     # once, on the whole gradient
+    optimizer.step()                                   # once a window, and only here
+    scheduler.step()
+    optimizer.zero_grad()
+```
+- **Divide the sum of the loss by the targets of the whole window** (samples, or unmasked tokens), not each mean by N:
+  that is right for a smaller last micro-batch and for unequal token counts too.
+- Over several ranks, sum `count` over them before the first backward pass, and multiply the loss by `world_size`, since
+  DistributedDataParallel averages.
+- **Reduce on the last micro-batch only**; step, clip, unscale and tick the scheduler once a window.
+- **Log** for each optimizer step: loss (mean over targets), gradient norm before clipping, samples, samples/s, syncs.
+
+## The usual mistakes, measured
+{mistakes}
+
+Right, for comparison: {right}
+
+## What to expect on this machine
+- {equivalence}
+- {throughput}
+- {flattens}
+
+Measured on: {machine}.
+"""
+
+
+def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics) -> str:
+    """The page, from the stages' metrics, the ablation's curve and `environment.json`."""
+    most = max(point["accum_steps"] for point in ablation.points)
+    at_most = {point["series"]: point for point in ablation.points if point["accum_steps"] == most}
+    lines = [
+        "| mistake | optimizer | gradient norm, times the right one | loss at the end |",
+        "|---|---|---|---|",
+        *(_mistake(series, point) for series, point in at_most.items() if series.partition("/")[2] in MISTAKES),
+    ]
+    right = [f"{name} {_ending(point)}" for name, point in at_most.items() if name.partition("/")[2] == "scaled"]
+    effective = ablation.points[0]["effective_batch"]
+    return PAGE.format(
+        mistakes="\n".join([f"At effective batch {effective}, N = {most}:", "", *lines]),
+        right="; ".join(right) + ".",
+        machine=", ".join(str(machine[key]) for key in ("cpu", "gpu", "torch", "python") if machine.get(key)),
+        **_expectations(metrics["equivalence"], metrics["throughput"]),
+    )
+
+
+def _expectations(equivalence: Metrics, throughput: Metrics) -> dict[str, str]:
+    return {
+        "equivalence": (
+            f"The accumulated gradient is the full batch's: largest difference {equivalence['max_grad_diff']:.1e} in "
+            f"float32, {equivalence['max_grad_rel_diff_float64']:.1e} (relative) in float64."
+        ),
+        "throughput": (
+            f"A step takes N x {throughput['t_micro_ms']:.3g} ms + {throughput['t_step_ms']:.3g} ms; at most "
+            f"{throughput['peak_samples_per_sec']:.0f} samples/s were seen."
+        ),
+        "flattens": (
+            f"The curve flattens at effective batch {throughput['flattens_at_effective_batch']}: beyond it, samples/s "
+            "stay within 5 % of their limit."
+        ),
+    }
+
+
+def _mistake(series: str, point: Point) -> str:
+    optimizer, _, variant = series.partition("/")
+    ratio = point["grad_norm_ratio"]
+    shown = "several gradients a window" if ratio is None else f"{ratio:.4g}"
+    return f"| {variant}: {MISTAKES[variant]} | {optimizer} | {shown} | {_ending(point)} |"
+
+
+def _ending(point: Point) -> str:
+    if point["diverged_at_step"] is not None:
+        return f"diverged at step {point['diverged_at_step']}"
+    return f"{point['final_loss']:.4g}"

@@ -1,0 +1,46 @@
+"""What the stages say together: the joined curve, and the tables that DVC draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gradaccum.results.curve import Curve, Point, outer_join
+from gradaccum.results.outcome import Row, Table
+
+
+def joined_curve(curves: Mapping[str, Curve]) -> Curve:
+    """The throughput points, with the main (first) series of every other stage, joined on `accum_steps`."""
+    others = {stage: main_series(curve) for stage, curve in curves.items() if stage != "throughput"}
+    return outer_join(curves["throughput"], others)
+
+
+def main_series(curve: Curve) -> list[Point]:
+    return next(iter(curve.series().values()))
+
+
+def throughput_table(curve: Curve) -> Table:
+    keys = ("effective_batch", "accum_steps", "samples_per_sec", "median_step_ms", "fitted_step_ms", "avg_loss")
+    return [{key: point[key] for key in keys} for point in main_series(curve)]
+
+
+def equivalence_table(curve: Curve) -> Table:
+    """One row an equal cut, one column an optimizer: the gradient's relative difference in float64."""
+    even = {name: points for name, points in curve.series().items() if "/" not in name}
+    return list(_wide(even, "accum_steps", "grad_rel_diff_float64"))
+
+
+def ablation_table(losses: Table) -> Table:
+    """One row a step, one column a variant, at the largest number of accumulation steps."""
+    most = max(int(row["accum_steps"]) for row in losses)
+    series: dict[str, list[Row]] = {}
+    for row in losses:
+        if int(row["accum_steps"]) == most:
+            series.setdefault(row["series"], []).append({"step": int(row["step"]), "loss": row["loss"]})
+    return list(_wide(series, "step", "loss"))
+
+
+def _wide(series: Mapping[str, list[Row]] | Mapping[str, list[Point]], x: str, y: str) -> Iterator[Row]:
+    """One row an x, one column a series; empty where a series has no such x."""
+    columns = {name: {row[x]: row[y] for row in rows} for name, rows in series.items()}
+    for value in sorted({row[x] for rows in series.values() for row in rows}):
+        yield {x: value, **{name: column.get(value) for name, column in columns.items()}}

@@ -1,0 +1,63 @@
+"""What every measuring stage does: read its section, measure, write, log, show."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gradaccum.tracking.stage_run import stage_run
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from _start import user_errors  # first: it decides whose code is run  # isort: split
+from gradaccum.config import read_params, section, shared
+from gradaccum.errors import ClaimError
+from gradaccum.measurements.setup import Progress, Setup
+from gradaccum.results import figures
+from gradaccum.results.files import write_outcome
+from gradaccum.results.outcome import Outcome
+
+Config = TypeVar("Config")
+Item = TypeVar("Item")
+
+console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+
+
+def run_stage(stage: str, of: type[Config], measure: Callable[[Config, Setup, Progress], Outcome]) -> None:
+    """Run one measuring stage; exits 1, its files written and logged, where a claim of it does not hold."""
+    with user_errors():
+        params = read_params()
+        config, setup = section(params, stage, of), shared(params, Setup)
+        used = {stage: params[stage], **{name: params[name] for name in vars(setup) if name in params}}
+        with stage_run(stage, used) as run:
+            outcome = measure(config, setup, show_progress)
+            paths = write_outcome(outcome)
+            run.log(outcome, artifacts=paths, figures=figures.of_stage(outcome.curve, outcome.tables))
+            show(outcome, paths)
+            if outcome.failures:
+                raise ClaimError("\n".join(outcome.failures))
+
+
+def show(outcome: Outcome, paths: Sequence[Path]) -> None:
+    """The table, the findings, and where everything was written."""
+    table = Table(title=outcome.curve.stage, title_justify="left")
+    for name in outcome.summary[0]:
+        table.add_column(name, justify="right")
+    for row in outcome.summary:
+        table.add_row(*(cell(value) for value in row.values()))
+    console.print(table)
+    for finding in outcome.findings:
+        console.print(f"- {finding}", markup=False, soft_wrap=True)
+    console.print("wrote " + ", ".join(str(path) for path in paths), markup=False, soft_wrap=True)
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def show_progress(items: Sequence[Item], label: str) -> Iterable[Item]:
+    """A progress bar, where a terminal is attached."""
+    return track(items, label, console=console, transient=True, disable=not sys.stdout.isatty())

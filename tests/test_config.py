@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gradaccum.config import read_params, refuse_unknown, section, shared
+from gradaccum.errors import ConfigError
+from gradaccum.measurements import ablation, equivalence, throughput
+from gradaccum.measurements.setup import Setup
+
+ROOT = Path(__file__).parents[1]
+PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
+CONFIGS = {"equivalence": equivalence.Config, "ablation": ablation.Config, "throughput": throughput.Config}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_committed_params_are_valid(name: str) -> None:
+    section(read_params(ROOT / "params.yaml"), name, CONFIGS[name])
+
+
+@pytest.mark.parametrize("written", ["1e-05", "1E-5", "1.0e-05", "0.00001", "1e-5"])
+def test_a_number_as_dvc_writes_it_is_a_number(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(f"tolerance: {written}\n")
+    assert read_params(file) == {"tolerance": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "told"),
+    [
+        ("equivalence", "tolerance", "small", r"equivalence\.tolerance = 'small' is not allowed: it should be a valid"),
+        ("equivalence", "tolerance", 0.0, r"equivalence\.tolerance = 0\.0 .*greater than 0"),
+        ("equivalence", "accum_steps", [1, 3], "3, which does not divide effective_batch=16"),
+        ("equivalence", "accum_steps", [2, True], r"equivalence\.accum_steps\.1 = True .*valid integer"),
+        ("equivalence", "accum_steps", [1], "nothing is accumulated"),
+        ("equivalence", "cuts", [[5, 4]], r"\[5, 4\], which adds up to 9, not to effective_batch=16"),
+        ("equivalence", "optimizers", ["lion"], r"optimizers\.0 = 'lion' .*'sgd' or 'adamw'"),
+        ("equivalence", "optimizers", ["sgd", "sgd"], "sgd more than once"),
+        ("ablation", "num_steps", 0, r"ablation\.num_steps = 0 .*greater than or equal to 1"),
+        ("ablation", "variants", ["naive"], "lacks 'scaled'"),
+        ("ablation", "accum_steps", [64], "micro-batches of one sample all count the same"),
+        ("throughput", "micro_batch", 2.5, r"throughput\.micro_batch = 2\.5 .*valid integer"),
+        ("throughput", "accum_steps", [4], r"throughput\.accum_steps = .*at least 2"),
+        ("throughput", "optimizer", None, r"throughput\.optimizer = None"),
+        ("throughput", "stepps", 3, r"throughput\.stepps = 3 is unknown"),
+    ],
+)
+def test_a_bad_value_names_file_section_key_value_and_what_is_allowed(
+    name: str, key: str, value: Any, told: str
+) -> None:
+    params = {**PARAMS, name: {**PARAMS[name], key: value}}
+    with pytest.raises(ConfigError, match=told) as error:
+        section(params, name, CONFIGS[name])
+    assert str(error.value).startswith("params.yaml: ")
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name in CONFIGS for key in PARAMS[name]])
+def test_no_key_has_a_hidden_default(name: str, key: str) -> None:
+    params = {name: {other: value for other, value in PARAMS[name].items() if other != key}}
+    with pytest.raises(ConfigError, match=rf"{name}\.{key} is missing"):
+        section(params, name, CONFIGS[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": -1}, "seed = -1"),
+        ({"device": "tpu"}, "device = 'tpu' .*'auto', 'cpu' or 'cuda'"),
+        ({"threads": 0}, "threads = 0"),
+        ({"optimizers": {"sgd": {"lr": "fast"}, "adamw": {"lr": 0.1}}}, r"optimizers\.sgd\.lr = 'fast'"),
+        (
+            {"optimizers": {"sgd": {"lr": 0.1}, "adamw": {"lr": 0.1, "clip": 1}}},
+            r"optimizers\.adamw\.clip = 1 is unknown",
+        ),
+        ({"workload": {}}, "names none"),
+        ({"workload": {"name": "imagenet"}}, "'imagenet' is unknown.*digits, dictionary"),
+        ({"workload": {"name": "synthetic"}}, "workload.synthetic is missing"),
+        ({"workload": {"name": "synthetic", "synthetic": {"hidden": 0}}}, r"workload\.synthetic\.hidden = 0"),
+        ({"workload": {"name": "digits", "cnn": {}}}, "workload.cnn is unknown"),
+        ({"workload": {"name": "nowhere.to:find"}}, "no module 'nowhere.to'"),
+    ],
+)
+def test_a_bad_shared_key_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        shared({**PARAMS, **changes}, Setup)
+
+
+def test_all_problems_of_a_section_are_told_at_once() -> None:
+    params = {"throughput": {**PARAMS["throughput"], "num_steps": 0, "repeats": "many"}}
+    with pytest.raises(ConfigError) as error:
+        section(params, "throughput", throughput.Config)
+    assert len(str(error.value).splitlines()) == 2
+
+
+def test_a_missing_section_or_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no section 'throughput'"):
+        section({}, "throughput", throughput.Config)
+    with pytest.raises(ConfigError, match="Run from the project's root"):
+        read_params(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "seed: [\n"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        read_params(tmp_path / "params.yaml")
+
+
+def test_a_top_level_key_that_nothing_reads_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'througput' is read by no stage"):
+        refuse_unknown({"throughput": {}, "througput": {}}, {"throughput"})
