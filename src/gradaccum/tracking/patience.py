@@ -1,0 +1,80 @@
+"""Calls to the store that may neither fail nor delay what is measured."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gradaccum.errors import ConfigError, GradaccumError
+from gradaccum.tracking.store import redact
+
+MODES = ("off", "on", "strict")
+STAGE_SECONDS = 25.0
+
+_log = logging.getLogger("gradaccum.tracking")
+
+Result = TypeVar("Result")
+
+
+class TrackingError(GradaccumError):
+    """MLflow did not take a run, and GRADACCUM_TRACKING=strict makes that count."""
+
+
+def tracking_mode() -> str:
+    """`off`, `on` or `strict`, from GRADACCUM_TRACKING."""
+    mode = os.environ.get("GRADACCUM_TRACKING", "on")
+    if mode not in MODES:
+        raise ConfigError(f"GRADACCUM_TRACKING={mode!r} is unknown. Set it to one of {', '.join(MODES)}.")
+    return mode
+
+
+class Patience:
+    """A budget of seconds for calls to the store: once it or a call has failed, one warning and no further call."""
+
+    def __init__(self, store: str, *, seconds: float = STAGE_SECONDS, strict: bool = False) -> None:
+        self.store = store
+        self.left = seconds
+        self.strict = strict
+        self.lost = False
+
+    def call(self, doing: str, function: Callable[[], Result]) -> Result | None:
+        """The function's result, or None where the store is lost. The rest of a call that hangs is left behind."""
+        if self.lost:
+            return None
+        outcome: dict[str, Any] = {}
+        started = time.monotonic()
+        thread = threading.Thread(target=_into, args=(outcome, function), daemon=True)
+        thread.start()
+        thread.join(max(self.left, 0))
+        self.left -= time.monotonic() - started
+        if "result" in outcome:
+            return outcome["result"]  # type: ignore[no-any-return]
+        self._lose(doing, outcome.get("error"))
+        return None
+
+    def _lose(self, doing: str, error: BaseException | None) -> None:
+        self.lost = True
+        reason = redact(_first_line(error)) if error else "no answer in time"
+        message = (
+            f"MLflow at {self.store} could not {doing}: {reason}. The results are kept as files; "
+            "`gradaccum sync` publishes them when the store answers again."
+        )
+        if self.strict:
+            raise TrackingError(message)
+        _log.warning(message)
+
+
+def _into(outcome: dict[str, Any], function: Callable[[], Any]) -> None:
+    try:
+        outcome["result"] = function()
+    except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, whatever it is
+        outcome["error"] = error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__

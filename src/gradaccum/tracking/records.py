@@ -1,0 +1,122 @@
+"""What a run says, in MLflow's terms but without MLflow: names it takes, values it takes, nothing dropped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradaccum.results.curve import REQUIRED, Curve
+from gradaccum.results.outcome import StepSeries
+
+PARAM_LIMIT = 6000  # characters, MLflow's own
+_CUT_MARK = " ... cut, whole in params/"
+_NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]")
+_PARTS_OF_A_NAME = re.compile(r"/{2,}|(?<![^/])\.{1,2}(?![^/])")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value of one metric. `rank` is its place in its line: time stamps rise with it."""
+
+    name: str
+    value: float
+    step: int = 0
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Samples, and as tags what is no finite number."""
+
+    samples: tuple[Sample, ...]
+    tags: Mapping[str, str]
+
+    def __add__(self, other: Measured) -> Measured:
+        return Measured(self.samples + other.samples, {**self.tags, **other.tags})
+
+
+def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested params as `section.key` -> text; strings as they are, the rest as JSON."""
+    flat: dict[str, str] = {}
+    for key, value in params.items():
+        name = metric_name(f"{prefix}{key}")
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def cut_params(flat: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Params within MLflow's length limit, and the whole text of those that were cut, by file name."""
+    cut, whole = dict(flat), {}
+    for name, text in flat.items():
+        if len(text) > PARAM_LIMIT:
+            file = f"{name.replace('/', '_')}.txt"
+            mark = f"{_CUT_MARK}{file}"
+            cut[name], whole[file] = text[: PARAM_LIMIT - len(mark)] + mark, text
+    return cut, whole
+
+
+def headline(metrics: Mapping[str, Any], prefix: str = "") -> Measured:
+    """One sample a number; `true` is 1."""
+    lines = {f"{prefix}{name}": [(0, value)] for name, value in metrics.items() if _is_number(value)}
+    return _measured(lines)
+
+
+def curve_lines(curve: Curve, prefix: str = "") -> Measured:
+    """`<series>/<field>` against the curve's x, for every field that is a number anywhere on the line."""
+    lines: dict[str, list[tuple[int, Any]]] = {}
+    for series, points in curve.series().items():
+        fields = {name for point in points for name, value in point.items() if _is_number(value)}
+        for name in sorted(fields - set(REQUIRED)):
+            line = [(point[curve.x], point[name]) for point in points if name in point]
+            lines[f"{prefix}{series}/{name}"] = [(step, value) for step, value in line if _is_number(value)]
+    return _measured(lines)
+
+
+def series_lines(series: Iterable[StepSeries]) -> Measured:
+    return _measured({line.name: list(zip(line.steps, line.values, strict=True)) for line in series})
+
+
+def metric_name(name: str) -> str:
+    """The name in the characters that MLflow allows, a path that resolves to itself."""
+    return _PARTS_OF_A_NAME.sub("_", _NOT_IN_A_NAME.sub("_", name)).strip("/")[:250] or "_"
+
+
+def digest(data: Any) -> str:
+    """A short digest of JSON-like data, equal for equal data."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _measured(lines: Mapping[str, list[tuple[int, Any]]]) -> Measured:
+    samples: list[Sample] = []
+    tags: dict[str, str] = {}
+    for raw, line in lines.items():
+        name = metric_name(raw)
+        finite = [(step, value) for step, value in line if value is not None and math.isfinite(value)]
+        samples += [Sample(name, float(value), step, rank) for rank, (step, value) in enumerate(finite)]
+        lost = [(step, value) for step, value in line if value is None or not math.isfinite(value)]
+        if lost:
+            tags[f"not_finite.{name}"[:250]] = _named(lost)
+    return Measured(tuple(samples), tags)
+
+
+def _named(lost: list[tuple[int, Any]]) -> str:
+    """`null at step 3 to 9 (7 values), inf at step 2`: which values are no numbers, and where."""
+    steps: dict[str, list[int]] = {}
+    for step, value in lost:
+        steps.setdefault("null" if value is None else str(value), []).append(step)
+    return ", ".join(
+        f"{value} at step {at[0]}" + (f" to {at[-1]} ({len(at)} values)" if len(at) > 1 else "")
+        for value, at in steps.items()
+    )

@@ -1,0 +1,335 @@
+"""One stage's live run: what it holds, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from gradaccum.errors import ClaimError, ConfigError
+from gradaccum.results.curve import Curve
+from gradaccum.results.files import read_json, write_outcome
+from gradaccum.results.outcome import Outcome, StepSeries
+from gradaccum.tracking import stage_run as module
+from gradaccum.tracking.patience import TrackingError
+from gradaccum.tracking.stage_run import stage_run
+from gradaccum.tracking.store import Store
+
+SOURCE = Path(module.__file__).parents[2]
+PARAMS = {"seed": 7, "throughput": {"accum_steps": [1, 2], "micro_batch": 4, "nested": {"on": True, "none": None}}}
+
+
+def runs(client: MlflowClient, store: Store) -> list[Run]:
+    experiment = client.get_experiment_by_name(store.stages_name)
+    return list(client.search_runs([experiment.experiment_id], order_by=["start_time"])) if experiment else []
+
+
+def only_run(client: MlflowClient, store: Store) -> Run:
+    (run,) = runs(client, store)
+    return run
+
+
+def history(client: MlflowClient, run: Run, name: str) -> list[tuple[int, float]]:
+    samples = client.get_metric_history(run.info.run_id, name)
+    return [(sample.step, sample.value) for sample in sorted(samples, key=lambda sample: sample.timestamp)]
+
+
+def test_a_run_holds_params_headline_curve_series_files_and_figures(
+    client: MlflowClient, store: Store, outcome: Outcome
+) -> None:
+    with stage_run("throughput", PARAMS) as run:
+        run.log(outcome, artifacts=write_outcome(outcome), figures={"throughput.png": b"\x89PNG"})
+
+    logged = only_run(client, store)
+    assert logged.info.status == "FINISHED"
+    assert logged.data.params == {
+        "seed": "7",
+        "throughput.accum_steps": "[1, 2]",
+        "throughput.micro_batch": "4",
+        "throughput.nested.on": "true",
+        "throughput.nested.none": "null",
+    }
+    assert logged.data.metrics["peak_samples_per_sec"] == 400.0
+    assert logged.data.metrics["flattens"] == 1.0
+    assert history(client, logged, "sgd/samples_per_sec") == [(4, 100.0), (8, 200.0), (16, 400.0)]
+    assert history(client, logged, "sgd/kink") == [(4, 0.0), (8, 1.0), (16, 0.0)]
+    assert history(client, logged, "naive/loss N_2") == [(1, 2.5)]
+    assert "sgd/note" not in logged.data.metrics
+    assert {item.path for item in client.list_artifacts(logged.info.run_id)} == {
+        "accum-curve.json",
+        "figures",
+        "metrics.json",
+    }
+    figure = client.download_artifacts(logged.info.run_id, "figures/throughput.png")
+    assert Path(figure).read_bytes() == b"\x89PNG"
+
+
+def test_numbers_that_are_not_finite_become_tags(client: MlflowClient, store: Store, outcome: Outcome) -> None:
+    with stage_run("throughput", {}) as run:
+        run.log(outcome)
+        run.log(Outcome({"ratio": float("inf")}, outcome.curve, []))
+
+    tags = only_run(client, store).data.tags
+    assert tags["not_finite.flattens_at_effective_batch"] == "null at step 0"
+    assert tags["not_finite.naive/loss N_2"] == "null at step 2 to 3 (2 values)"
+    assert tags["not_finite.ratio"] == "inf at step 0"
+
+
+def test_time_stamps_rise_with_x(client: MlflowClient, store: Store, outcome: Outcome) -> None:
+    with stage_run("throughput", {}) as run:
+        run.log(outcome)
+
+    samples = client.get_metric_history(only_run(client, store).info.run_id, "sgd/samples_per_sec")
+    by_x = sorted(samples, key=lambda sample: sample.step)
+    assert all(left.timestamp < right.timestamp for left, right in pairwise(by_x))
+
+
+def test_more_than_mlflow_takes_in_one_call_is_logged_whole(client: MlflowClient, store: Store) -> None:
+    series = [StepSeries(f"loss/{i}", range(700), [0.5] * 700) for i in range(3)]
+    with stage_run("ablation", {f"key{i}": i for i in range(230)}) as run:
+        run.log(Outcome({}, Curve("ablation", "accum_steps"), [], series=series))
+
+    logged = only_run(client, store)
+    assert len(logged.data.params) == 230
+    assert [len(history(client, logged, f"loss/{i}")) for i in range(3)] == [700, 700, 700]
+
+
+def test_a_param_over_the_length_limit_is_cut_with_a_mark_and_kept_whole_as_a_file(
+    client: MlflowClient, store: Store
+) -> None:
+    long = list(range(3000))
+    with stage_run("throughput", {"grid": long, "short": "x"}):
+        pass
+
+    logged = only_run(client, store)
+    assert len(logged.data.params["grid"]) == 6000
+    assert logged.data.params["grid"].endswith(" ... cut, whole in params/grid.txt")
+    assert Path(client.download_artifacts(logged.info.run_id, "params/grid.txt")).read_text() == str(long)
+
+
+def test_tags_tell_where_the_run_comes_from(
+    client: MlflowClient, store: Store, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = _commit_all(repository)
+    monkeypatch.setenv("DVC_EXP_NAME", "brave-fox")
+    monkeypatch.setenv("DVC_EXP_BASELINE_REV", commit)
+    with stage_run("throughput", PARAMS):
+        pass
+
+    logged = only_run(client, store)
+    tags = logged.data.tags
+    assert logged.info.run_name == "throughput brave-fox"
+    assert (tags["stage"], tags["dvc.exp_name"], tags["dvc.baseline"]) == ("throughput", "brave-fox", commit)
+    assert (tags["git.commit"], tags["git.dirty"]) == (commit, "false")
+    assert tags["process.pid"] == str(os.getpid())
+    assert "mlflow.parentRunId" not in tags
+
+
+def test_an_edited_file_makes_the_run_dirty_and_a_result_does_not(
+    client: MlflowClient, store: Store, repository: Path
+) -> None:
+    commit = _commit_all(repository)
+    for edited in ("outputs/metrics.json", "dvc.lock", "params.yaml"):
+        (repository / edited).write_text("edited")
+        with stage_run("throughput", {}):
+            pass
+
+    logged = runs(client, store)
+    assert [run.data.tags["git.dirty"] for run in logged] == ["false", "false", "true"]
+    assert logged[0].info.run_name.startswith(f"throughput {commit[:7]}-")
+
+
+def test_runs_of_one_commit_with_different_params_have_different_names(client: MlflowClient, store: Store) -> None:
+    for micro_batch in (4, 8):
+        with stage_run("throughput", {"micro_batch": micro_batch}):
+            pass
+
+    assert len({run.info.run_name for run in runs(client, store)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ClaimError("not equal"), "FAILED"),
+        (SystemExit(1), "FAILED"),
+        (SystemExit("why"), "FAILED"),
+        (SystemExit(0), "FINISHED"),
+        (SystemExit(), "FINISHED"),
+        (KeyboardInterrupt(), "KILLED"),
+    ],
+)
+def test_a_run_ends_as_what_became_of_its_stage(
+    client: MlflowClient, store: Store, error: BaseException, status: str
+) -> None:
+    with pytest.raises(type(error)), stage_run("throughput", {}):
+        raise error
+
+    assert only_run(client, store).info.status == status
+
+
+def test_a_failed_claim_leaves_its_files_in_the_run(client: MlflowClient, store: Store, outcome: Outcome) -> None:
+    def stage() -> None:
+        with stage_run("throughput", {}) as run:
+            run.log(outcome, artifacts=write_outcome(outcome))
+            raise ClaimError("throughput fell")
+
+    with pytest.raises(ClaimError):
+        stage()
+
+    logged = only_run(client, store)
+    assert logged.info.status == "FAILED"
+    assert read_json(Path(client.download_artifacts(logged.info.run_id, "metrics.json")))["flattens"] is True
+
+
+SLEEPING_STAGE = """
+import sys, time
+from gradaccum.tracking.stage_run import stage_run
+with stage_run("throughput", {}):
+    print("measuring", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_stopped_stage_ends_its_run_as_killed(
+    client: MlflowClient, store: Store, number: signal.Signals, code: int
+) -> None:
+    with _measuring() as stage:
+        stage.send_signal(number)
+
+        assert stage.wait(timeout=30) == code
+    assert only_run(client, store).info.status == "KILLED"
+
+
+def test_the_next_stage_ends_the_run_of_one_that_could_not(client: MlflowClient, store: Store) -> None:
+    with _measuring() as killed, _measuring() as living:
+        killed.kill()
+        assert [run.info.status for run in runs(client, store)] == ["RUNNING", "RUNNING"]
+
+        with stage_run("ablation", {}):
+            pass
+
+        status = {run.data.tags["process.pid"]: run.info.status for run in runs(client, store)}
+        assert status[str(killed.pid)] == "KILLED"
+        assert status[str(living.pid)] == "RUNNING"
+
+
+def test_a_running_run_of_another_machine_is_left_alone(client: MlflowClient, store: Store) -> None:
+    with stage_run("throughput", {}) as run:
+        client.set_tag(run.run_id, "process.host", "another-machine")
+        client.set_tag(run.run_id, "process.pid", "1")
+        with stage_run("ablation", {}):
+            pass
+        assert client.get_run(run.run_id).info.status == "RUNNING"
+
+
+def test_off_imports_nothing_and_logs_nothing(repository: Path) -> None:
+    script = (
+        "import sys\nfrom gradaccum.tracking.stage_run import stage_run\n"
+        "with stage_run('throughput', {}) as run:\n    run.log(None)\n"
+        "assert run.run_id is None\n"
+        "print([name for name in ('mlflow', 'torch') if name in sys.modules])"
+    )
+    done = _python(script, GRADACCUM_TRACKING="off")
+
+    assert done.stdout.strip() == "[]"
+    assert not (repository / ".track").exists()
+
+
+def test_importing_tracking_imports_neither_mlflow_nor_torch(repository: Path) -> None:
+    script = "import sys, gradaccum.tracking.stage_run\nprint([n for n in ('mlflow', 'torch') if n in sys.modules])"
+
+    assert _python(script).stdout.strip() == "[]"
+
+
+def test_children_of_a_stage_do_not_inherit_its_run(client: MlflowClient, store: Store) -> None:
+    with stage_run("throughput", {}):
+        assert "MLFLOW_RUN_ID" not in os.environ
+
+
+def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+    monkeypatch.setenv("GRADACCUM_TRACKING", "yes")
+    with pytest.raises(ConfigError, match="'yes' is unknown\\. Set it to one of off, on, strict"), stage_run("x", {}):
+        pass
+
+
+def test_a_store_that_fails_costs_one_warning_and_no_measurement(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, outcome: Outcome
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:pa55word@127.0.0.1:9")
+    with stage_run("throughput", {}) as run:
+        paths = write_outcome(outcome)
+        run.log(outcome, artifacts=paths)
+
+    assert all(path.exists() for path in paths)
+    (warning,) = caplog.records
+    assert "http://***@127.0.0.1:9 could not open a run" in warning.message
+    assert "pa55word" not in caplog.text
+    assert "gradaccum sync" in warning.message
+
+
+def test_strict_makes_a_store_that_fails_an_error(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("GRADACCUM_TRACKING", "strict")
+    with pytest.raises(TrackingError, match="could not open a run"), stage_run("throughput", {}):
+        pass
+
+
+def test_a_stage_is_logged_in_a_handful_of_calls(
+    client: MlflowClient, store: Store, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = [StepSeries(f"line{i}", range(200), [1.0] * 200) for i in range(4)]
+    calls: list[str] = []
+    original = MlflowClient.log_batch
+
+    def counted(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        calls.append(next(iter(kwargs)))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", counted)
+    with stage_run("throughput", {f"key{i}": i for i in range(20)}) as run:
+        run.log(Outcome(outcome.metrics, outcome.curve, [], series=series))
+
+    assert calls == ["params", "metrics", "tags", "tags"]
+
+
+def _commit_all(repository: Path) -> str:
+    for name in ("outputs/metrics.json", "dvc.lock", "params.yaml"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text("committed")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["add", "outputs", "dvc.lock", "params.yaml"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], cwd=repository, check=True)
+    return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _environment(**changes: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(SOURCE)} | changes
+
+
+def _python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=_environment(**environment))
+
+
+@contextmanager
+def _measuring() -> Iterator[subprocess.Popen[str]]:
+    """The process of a stage that has said that it measures."""
+    command = [sys.executable, "-c", SLEEPING_STAGE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment()) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "measuring\n"
+        try:
+            yield child
+        finally:
+            child.kill()
