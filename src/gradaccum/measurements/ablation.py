@@ -69,6 +69,9 @@ class Config:
 
 def measure(config: Config, setup: Setup, progress: Progress = no_progress) -> Outcome:
     """Take every variant's first step in float64 beside the full batch's, then train with it in float32."""
-    from gradaccum.measurements.mistakes import measure_mistakes  # noqa: PLC0415 (needs torch, which a config does not)
+    from gradaccum.measurements.ablation_results import outcome_of  # noqa: PLC0415 (needs torch; a config does not)
+    from gradaccum.measurements.bench import Bench  # noqa: PLC0415
+    from gradaccum.measurements.mistakes import Trainer, arms  # noqa: PLC0415
 
-    return measure_mistakes(config, setup, progress)
+    trainer = Trainer(Bench.prepare(setup), config, setup)
+    return outcome_of([trainer.show(arm) for arm in progress(arms(config), "ablation")], trainer)

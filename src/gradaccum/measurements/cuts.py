@@ -62,7 +62,7 @@ def compare_cuts(config: Config, setup: Setup, progress: Progress) -> Outcome:
     pairs = list(compare_pairs(compared))
     return Outcome(
         metrics=headline(compared, controls, pairs),
-        curve=Curve("equivalence", "accum_steps", tuple(point(each, config) for each in compared)),
+        curve=Curve("equivalence", "accum_steps", tuple(points(compared, controls, config))),
         summary=[row(each) for each in [*compared, *controls.values()]],
         findings=list(findings(compared, controls, pairs)),
         failures=list(failures(compared, controls)),
@@ -154,10 +154,17 @@ def headline(compared: Sequence[Compared], controls: dict[str, Compared], pairs:
     }
 
 
-def point(each: Compared, config: Config) -> dict[str, Any]:
+def points(compared: Sequence[Compared], controls: dict[str, Compared], config: Config) -> Iterator[dict[str, Any]]:
+    for each in compared:
+        yield point(each, each.optimizer if len(set(each.cut)) == 1 else f"{each.optimizer}/uneven", config)
+    for name, control in controls.items():
+        yield point(control, f"control/{name}", config)
+
+
+def point(each: Compared, series: str, config: Config) -> dict[str, Any]:
     even = len(set(each.cut)) == 1
     return {
-        "series": each.optimizer if even else f"{each.optimizer}/uneven",
+        "series": series,
         "effective_batch": config.effective_batch,
         "accum_steps": len(each.cut),
         "micro_batch": each.cut[0] if even else None,

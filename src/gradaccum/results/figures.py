@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Table
 
 Tables = Mapping[str, Table]
 
-ROUNDING_FLOOR = 1e-18
-"""Where a difference of exactly 0 is drawn on a logarithmic axis."""
+SHARP = 1e-12
+"""The bound that the equivalence stage holds float64 to."""
 
 
 def of_stage(curve: Curve, tables: Tables) -> dict[str, bytes]:
@@ -36,24 +38,35 @@ def throughput(curve: Curve, tables: Tables) -> Figure:
         medians, low, high = (_column(points, key) for key in ("median_step_ms", "step_ms_p25", "step_ms_p75"))
         spread = [np.subtract(medians, low), np.subtract(high, medians)]
         time.errorbar(x, medians, yerr=spread, marker="o", linestyle="none", label="median, quartiles")
-    rate.set(xscale="log", ylabel="samples/s", title="Throughput saturates", ylim=(0, None))
-    time.set(xscale="log", yscale="log", ylabel="ms per optimizer step", title="Step time grows with N")
+    for axes in (rate, time):
+        _log2(axes, [point["effective_batch"] for point in curve.points])
+    rate.set(ylabel="samples/s", title="Throughput saturates", ylim=(0, None))
+    time.set(yscale="log", ylabel="ms per optimizer step", title="Step time grows with N")
     return _finish(figure, (rate, time), "effective batch (samples)")
 
 
 def equivalence(curve: Curve, tables: Tables) -> Figure:
-    """Gradient differences to the full batch, in float64 and float32, against accumulation steps."""
+    """Gradient differences to the full batch, in float64 and float32; exact zeros are not drawn."""
     del tables
     figure, (sharp, single) = _axes(2)
     for axes, key, title in (
-        (sharp, "grad_rel_diff_float64", "float64: relative to the summed magnitudes"),
-        (single, "max_grad_diff", "float32: largest absolute difference"),
+        (sharp, "grad_rel_diff_float64", "float64: over the summed magnitudes"),
+        (single, "max_grad_diff", "float32: largest absolute"),
     ):
-        for name, points in curve.series().items():
-            values = [max(value, ROUNDING_FLOOR) for value in _column(points, key)]
-            axes.plot(_column(points, "accum_steps"), values, marker="o", label=name, alpha=0.8)
-        axes.set(xscale="log", yscale="log", ylabel="gradient difference to the full batch", title=title)
-    sharp.axhline(1e-12, color="0.6", linestyle="--", label="bound")
+        for (name, points), marker in zip(curve.series().items(), cycle("osv^"), strict=False):
+            seen = [point for point in points if point[key] > 0]
+            wrong = name.startswith("control/")
+            axes.plot(
+                _column(seen, "accum_steps"),
+                _column(seen, key),
+                label=name,
+                alpha=0.7,
+                marker="x" if wrong else marker,
+                color="red" if wrong else None,
+            )
+        _log2(axes, [point["accum_steps"] for point in curve.points])
+        axes.set(yscale="log", ylabel="gradient difference to the full batch", title=title)
+    sharp.axhline(SHARP, color="0.6", linestyle="--", label="bound")
     return _finish(figure, (sharp, single), "accumulation steps N")
 
 
@@ -63,14 +76,11 @@ def ablation(curve: Curve, tables: Tables) -> Figure:
     optimizers = list(dict.fromkeys(point["series"].partition("/")[0] for point in curve.points))
     figure, panels = _axes(len(optimizers))
     for axes, optimizer in zip(panels, optimizers, strict=True):
-        for name in (name for name in curve.series() if name.startswith(f"{optimizer}/")):
+        names = [name for name in curve.series() if name.startswith(f"{optimizer}/")]
+        for name, dashes in zip(names, cycle(["-", "--", ":", "-."]), strict=False):
             rows = [row for row in tables["losses"] if row["series"] == name and int(row["accum_steps"]) == most]
-            axes.plot(
-                [int(row["step"]) for row in rows],
-                [float(row["loss"]) for row in rows],
-                label=name.partition("/")[2],
-                linestyle="--" if name.endswith("scaled") else "-",
-            )
+            steps, losses = [int(row["step"]) for row in rows], [float(row["loss"]) for row in rows]
+            axes.plot(steps, losses, label=name.partition("/")[2], linestyle=dashes)
         axes.set(yscale="log", ylabel="training loss", title=f"{optimizer}, N={most}")
     return _finish(figure, panels, "optimizer step")
 
@@ -85,6 +95,13 @@ _DRAW: Mapping[str, Callable[[Curve, Tables], Figure]] = {
 def _axes(columns: int) -> tuple[Figure, tuple[Axes, ...]]:
     figure = Figure(figsize=(5.5 * columns, 4), layout="constrained")
     return figure, tuple(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def _log2(axes: Axes, values: Iterable[int]) -> None:
+    """A logarithmic x axis whose ticks are the measured values."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(values)))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
 
 
 def _finish(figure: Figure, panels: Iterable[Axes], x_label: str) -> Figure:

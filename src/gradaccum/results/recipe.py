@@ -52,7 +52,8 @@ for window in windows(loader, accum_steps):            # lists of micro-batches;
 ## The usual mistakes, measured
 {mistakes}
 
-Right, for comparison: {right}
+The last loss is one window's. A lower one is no merit where the mistake amounts to a larger learning rate or to more
+steps than were meant. The right loop's: {right}
 
 ## What to expect on this machine
 - {equivalence}
@@ -68,8 +69,8 @@ def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics) ->
     most = max(point["accum_steps"] for point in ablation.points)
     at_most = {point["series"]: point for point in ablation.points if point["accum_steps"] == most}
     lines = [
-        "| mistake | optimizer | gradient norm, times the right one | loss at the end |",
-        "|---|---|---|---|",
+        "| mistake | optimizer | gradient norm, times the right one | largest parameter error, step 1 | last loss |",
+        "|---|---|---|---|---|",
         *(_mistake(series, point) for series, point in at_most.items() if series.partition("/")[2] in MISTAKES),
     ]
     right = [f"{name} {_ending(point)}" for name, point in at_most.items() if name.partition("/")[2] == "scaled"]
@@ -77,7 +78,7 @@ def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics) ->
     return PAGE.format(
         mistakes="\n".join([f"At effective batch {effective}, N = {most}:", "", *lines]),
         right="; ".join(right) + ".",
-        machine=", ".join(str(machine[key]) for key in ("cpu", "gpu", "torch", "python") if machine.get(key)),
+        machine=", ".join(f"{key} {machine[key]}" for key in ("cpu", "gpu", "torch", "python") if machine.get(key)),
         **_expectations(metrics["equivalence"], metrics["throughput"]),
     )
 
@@ -102,8 +103,9 @@ def _expectations(equivalence: Metrics, throughput: Metrics) -> dict[str, str]:
 def _mistake(series: str, point: Point) -> str:
     optimizer, _, variant = series.partition("/")
     ratio = point["grad_norm_ratio"]
-    shown = "several gradients a window" if ratio is None else f"{ratio:.4g}"
-    return f"| {variant}: {MISTAKES[variant]} | {optimizer} | {shown} | {_ending(point)} |"
+    error = point["param_diff_step1"]
+    shown = "no single gradient" if ratio is None else f"{ratio:.4g}"
+    return f"| {variant}: {MISTAKES[variant]} | {optimizer} | {shown} | {error:.2g} | {_ending(point)} |"
 
 
 def _ending(point: Point) -> str:

@@ -1,11 +1,64 @@
-"""What the stages say together: the joined curve, and the tables that DVC draws."""
+"""What the stages say together: the joined curve, the tables that DVC draws, the figures, the recipe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
+from gradaccum.results import figures
 from gradaccum.results.curve import Curve, Point, outer_join
+from gradaccum.results.files import (
+    OUTPUTS,
+    read_csv,
+    read_curve,
+    read_json,
+    write_bytes,
+    write_csv,
+    write_json,
+    write_text,
+)
 from gradaccum.results.outcome import Row, Table
+from gradaccum.results.recipe import Metrics, recipe
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the stages wrote, by stage, and the machine they ran on."""
+
+    curves: Mapping[str, Curve]
+    metrics: Mapping[str, Metrics]
+    losses: Table
+    machine: Metrics
+
+    @classmethod
+    def read(cls, root: Path = OUTPUTS) -> Measured:
+        stages = ("throughput", "equivalence", "ablation")
+        return cls(
+            curves={stage: read_curve(root / stage / "accum-curve.json") for stage in stages},
+            metrics={stage: read_json(root / stage / "metrics.json") for stage in stages},
+            losses=read_csv(root / "ablation" / "losses.csv"),
+            machine=read_json(root / "environment.json"),
+        )
+
+
+def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
+    """Write the joined curve, the recipe, and the report's tables and figures; returns their paths."""
+    tables = {
+        "throughput": throughput_table(measured.curves["throughput"]),
+        "equivalence": equivalence_table(measured.curves["equivalence"]),
+        "ablation": ablation_table(measured.losses),
+    }
+    drawn = [figures.of_stage(curve, {"losses": measured.losses}) for curve in measured.curves.values()]
+    return [
+        write_json(root / "accum-curve.json", joined_curve(measured.curves).to_json()),
+        write_text(
+            root / "skill-gradient-accumulation.md",
+            recipe(measured.metrics, measured.curves["ablation"], measured.machine),
+        ),
+        *(write_csv(root / "report" / f"{name}.csv", rows) for name, rows in tables.items()),
+        *(write_bytes(root / "report" / name, image) for images in drawn for name, image in images.items()),
+    ]
 
 
 def joined_curve(curves: Mapping[str, Curve]) -> Curve:

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.own_workload import regression
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradaccum import Accumulator, Objective, Workload
+from gradaccum.measurements import cuts
+from gradaccum.measurements.bench import Bench
+from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, scale_of, take_step
+from gradaccum.measurements.equivalence import Config, measure
+from gradaccum.measurements.setup import Setup
+from gradaccum.measurements.verdict import FLOAT32_ROUNDING, Difference, float32_bound, judge
+from gradaccum.results.outcome import Outcome
+
+Named = dict[str, Tensor]
+
+
+def config(**changes: Any) -> Config:
+    given: dict[str, Any] = {
+        "effective_batch": 16,
+        "accum_steps": [1, 4, 16],
+        "cuts": [[5, 4, 3, 4]],
+        "optimizers": ["sgd", "adamw"],
+        "tolerance": 1e-4,
+    }
+    return Config(**{**given, **changes})
+
+
+@pytest.mark.parametrize("workload", ["digits", "dictionary", "definitions", "tests.own_workload:regression"])
+def test_every_cut_of_every_workload_gives_the_full_batch(workload: str, make_setup: Callable[..., Setup]) -> None:
+    outcome = measure(config(effective_batch=8, accum_steps=[2, 8], cuts=[[5, 3]]), make_setup(workload))
+    assert outcome.failures == []
+    assert outcome.metrics["equivalent"] is True
+    assert outcome.metrics["optimizer_steps_per_window"] == 1
+    assert outcome.metrics["max_grad_rel_diff_float64"] < 1e-14
+    assert outcome.metrics["max_grad_diff"] < 1e-5
+    assert outcome.metrics["undivided_rejected"]
+    assert outcome.metrics["mean_of_means_rejected"]
+
+
+def test_two_measurements_are_identical(setup: Setup) -> None:
+    assert measure(config(), setup) == measure(config(), setup)
+
+
+def test_every_cut_under_every_optimizer_is_a_point(setup: Setup) -> None:
+    points = measure(config(), setup).curve.points
+    assert [(point["series"], point["accum_steps"]) for point in points] == [
+        *(("sgd", steps) for steps in (1, 4, 16)),
+        ("sgd/uneven", 4),
+        *(("adamw", steps) for steps in (1, 4, 16)),
+        ("adamw/uneven", 4),
+        ("control/undivided", 16),
+        ("control/mean_of_means", 4),
+    ]
+    uneven = points[3]
+    assert (uneven["micro_batch"], uneven["cut"]) == (None, [5, 4, 3, 4])
+
+
+# Each breaks the engine in one way that people do by accident.
+
+
+def not_divided(step: Callable[..., Any], self: Accumulator, window: Sequence[Any]) -> Any:
+    return step(_with_count(self, lambda _: 1.0 / len(window)), window)
+
+
+def divided_by_micro_batches(step: Callable[..., Any], self: Accumulator, window: Sequence[Any]) -> Any:
+    original = self.objective
+    means = Objective(lambda m, b: original.loss_sum(m, b) / original.count(b), lambda _: 1)
+    return step(_with_objective(self, means), window)
+
+
+def stepped_twice(step: Callable[..., Any], self: Accumulator, window: Sequence[Any]) -> Any:
+    result = step(self, window)
+    self.optimizer.step()
+    return result
+
+
+def _with_count(accumulator: Accumulator, count: Callable[[Any], float]) -> Accumulator:
+    return _with_objective(accumulator, Objective(accumulator.objective.loss_sum, count))
+
+
+def _with_objective(accumulator: Accumulator, objective: Objective) -> Accumulator:
+    accumulator.objective = objective
+    return accumulator
+
+
+@pytest.mark.parametrize(
+    ("breakage", "told"),
+    [
+        (not_divided, "the gradient of .* differs"),
+        (divided_by_micro_batches, r"cut 5\+4\+3\+4: in float64 the gradient"),
+        (stepped_twice, "step counter differs|stepped 2 times"),
+    ],
+)
+def test_a_broken_engine_fails_the_claim(
+    monkeypatch: pytest.MonkeyPatch, setup: Setup, breakage: Callable[..., Any], told: str
+) -> None:
+    step = Accumulator.step
+    monkeypatch.setattr(Accumulator, "step", lambda self, window: breakage(step, self, window))
+    outcome = measure(config(), setup)
+    assert outcome.metrics["equivalent"] is False
+    assert any(re.search(told, failure) for failure in outcome.failures)
+
+
+def test_an_undivided_loss_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
+    monkeypatch.setattr(cuts, "scaled", cuts.naive)
+    failures = measure(config(), setup).failures
+    assert any(
+        "sgd, cut 4x4" in failure and "ratio of norms 4.00 = accumulation steps" in failure for failure in failures
+    )
+
+
+def test_a_blind_comparison_fails(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
+    monkeypatch.setattr(cuts, "naive", cuts.scaled)
+    outcome = measure(config(), setup)
+    assert outcome.metrics["undivided_rejected"] is False
+    assert any("the control undivided" in failure and "blind" in failure for failure in outcome.failures)
+
+
+@pytest.mark.parametrize("optimizers", [["sgd"], ["adamw"]])
+def test_one_optimizer_is_enough(setup: Setup, optimizers: list[str]) -> None:
+    assert measure(config(optimizers=optimizers, cuts=[]), setup).failures == []
+
+
+def test_clipping_is_compared_too(make_setup: Callable[..., Setup]) -> None:
+    optimizers = {"sgd": {"lr": 0.1, "clip_norm": 0.01}, "adamw": {"lr": 1e-3, "clip_norm": 0.01}}
+    outcome = measure(config(), make_setup(optimizers=optimizers))
+    assert outcome.failures == []
+    assert outcome.metrics["max_grad_rel_diff_float64"] > 0
+
+
+# The judge, by itself.
+
+
+def differs(**changes: Any) -> Difference:
+    none = dict.fromkeys(Difference.__dataclass_fields__, 0.0)
+    return Difference(**{**none, "worst_parameter": "w", "norm_ratio": 1.0, "steps_differ": False, **changes})
+
+
+@pytest.mark.parametrize("kind", ["grad_rel_diff", "loss_rel_diff", "state_rel_diff"])
+def test_float64_is_judged_sharply(kind: str) -> None:
+    right = judge(differs(**{kind: 9e-13}), differs(), micro_batches=4, tolerance=1e-4)
+    wrong = judge(differs(**{kind: 1.1e-12}), differs(), micro_batches=4, tolerance=1e-4)
+    assert right.equivalent
+    assert not wrong.equivalent
+
+
+def test_what_is_not_a_number_is_never_equivalent() -> None:
+    assert not judge(differs(grad_rel_diff=float("nan")), differs(), micro_batches=2, tolerance=1e-4).equivalent
+
+
+@pytest.mark.parametrize("kind", ["max_grad_diff", "max_param_diff"])
+def test_a_float32_excess_is_a_kink_only_where_float64_agrees(kind: str) -> None:
+    excess = differs(**{kind: 2e-4})
+    kink = judge(differs(), excess, micro_batches=4, tolerance=1e-4)
+    assert kink.equivalent
+    assert kink.kink
+    wrong = judge(differs(grad_rel_diff=1e-5), excess, micro_batches=4, tolerance=1e-4)
+    assert not wrong.equivalent
+    assert not wrong.kink
+
+
+def test_a_large_float32_difference_is_no_kink() -> None:
+    verdict = judge(differs(), differs(grad_rel_diff=0.3), micro_batches=4, tolerance=1e-4)
+    assert not verdict.equivalent
+    assert not verdict.kink
+
+
+def test_the_float32_bound_has_a_floor_and_grows_slowly() -> None:
+    assert float32_bound(1) == FLOAT32_ROUNDING * 34
+    assert float32_bound(64) == FLOAT32_ROUNDING * 48
+
+
+def test_a_kinked_unit_is_reported_with_both_distances_to_the_truth(
+    monkeypatch: pytest.MonkeyPatch, setup: Setup
+) -> None:
+    between = Difference.between
+
+    def flip(trace: Trace, reference: Trace, scale: Scale) -> Difference:
+        found = between(trace, reference, scale)
+        in_float32 = 1e-10 < found.grad_rel_diff < 1e-3
+        return differs(max_grad_diff=1e-3, grad_rel_diff=1e-3) if in_float32 else found
+
+    monkeypatch.setattr(Difference, "between", staticmethod(flip))
+    outcome = measure(config(optimizers=["sgd"]), setup)
+    assert outcome.metrics["kinks"] > 0
+    assert outcome.metrics["equivalent"] is True
+    assert any("a kink" in finding and "full batch" in finding for finding in outcome.findings)
+
+
+# What is compared.
+
+
+def test_the_scale_is_that_of_the_summed_magnitudes(setup: Setup) -> None:
+    workload = Workload(
+        name="opposed",  # two samples whose gradients cancel
+        make_model=lambda: nn.Linear(1, 1, bias=False),
+        objective=Objective(lambda model, batch: (model(torch.ones_like(batch)) * batch).sum(), len),
+        train=torch.tensor([[3.0], [-3.0]]),
+        validation=torch.tensor([[3.0]]),
+        collate=torch.stack,
+    )
+    bench = Bench(workload, torch.device("cpu"), seed=0)
+    settings = setup.optimizers.sgd
+    window = bench.window([0, 1], [1, 1], torch.float64)
+    scale = scale_of(bench, window, settings=settings, dtype=torch.float64)
+    trace = take_step(
+        bench,
+        full_batch_step(workload.objective),
+        bench.window([0, 1], [2], torch.float64),
+        settings=settings,
+        dtype=torch.float64,
+    )
+    assert trace.grad_norm == 0
+    assert scale.gradient == pytest.approx(3.0)
+
+
+def test_a_trace_holds_what_the_optimizer_found_and_left(setup: Setup) -> None:
+    bench = Bench(regression(), torch.device("cpu"), seed=0)
+
+    def step(model: nn.Module, optimizer: Optimizer, window: Sequence[Any]) -> Tensor:
+        result = Accumulator(model, optimizer, bench.workload.objective).step(window)
+        for parameter in model.parameters():
+            parameter.grad = None
+        return result.loss
+
+    window = bench.window(range(6), [4, 2], torch.float64)
+    before = dict(bench.model(torch.float64).named_parameters())
+    trace = take_step(bench, step, window, settings=setup.optimizers.sgd, dtype=torch.float64)
+    for name, parameter in trace.parameters.items():
+        torch.testing.assert_close(parameter, before[name].detach() - 0.1 * trace.gradients[name])
+    assert set(trace.state) == {"momentum_buffer"}
+    assert trace.optimizer_steps == 1
+
+
+def test_metrics_are_finite_and_flat(setup: Setup) -> None:
+    outcome: Outcome = measure(config(), setup)
+    assert all(isinstance(value, bool | int | float) for value in outcome.metrics.values())
