@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradaccum.results.fits import fit_step_time
+from gradaccum.results.fits import FitError, fit_step_time
 
 STEPS = [1, 2, 4, 8, 16, 32, 64]
 
@@ -42,3 +42,8 @@ def test_no_part_of_a_step_takes_negative_time() -> None:
     fit = fit_step_time([1, 2, 4], [1.0, 2.2, 5.0])
     assert fit.t_step_ms == 0
     assert fit.t_micro_ms > 0
+
+
+def test_times_that_do_not_grow_are_refused() -> None:
+    with pytest.raises(FitError, match=r"do not grow .* Raise num_steps"):
+        fit_step_time([1, 2, 4], [3.0, 2.0, 1.0])

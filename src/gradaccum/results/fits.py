@@ -9,6 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
+from gradaccum.errors import GradaccumError
+
+
+class FitError(GradaccumError, ValueError):
+    """Points that the model cannot explain."""
+
 
 @dataclass(frozen=True)
 class StepTimeFit:
@@ -46,10 +52,19 @@ def fit_step_time(accum_steps: Sequence[int], step_ms: Sequence[float]) -> StepT
     Args:
         accum_steps: at least two different ones.
         step_ms: measured time of a step at each.
+
+    Raises:
+        FitError: the times do not grow with `accum_steps`.
     """
     assert len(set(accum_steps)) >= 2, "a line needs two points"
     times = np.asarray(step_ms, dtype=float)
     design = np.stack([np.asarray(accum_steps, dtype=float), np.ones(len(times))], axis=1) / times[:, None]
     (t_micro, t_step), _ = nnls(design, np.ones(len(times)))
+    if not t_micro:
+        raise FitError(
+            f"step times of {', '.join(f'{time:.3g}' for time in times)} ms at accum_steps {list(accum_steps)} do not grow "
+            "with the micro-batches, so the noise is larger than the signal. Raise num_steps or repeats, or add larger "
+            "accum_steps."
+        )
     residuals = design @ np.array([t_micro, t_step]) - 1
     return StepTimeFit(float(t_micro), float(t_step), float(np.abs(residuals).max()))
