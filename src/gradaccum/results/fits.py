@@ -61,10 +61,10 @@ def fit_step_time(accum_steps: Sequence[int], step_ms: Sequence[float]) -> StepT
     design = np.stack([np.asarray(accum_steps, dtype=float), np.ones(len(times))], axis=1) / times[:, None]
     (t_micro, t_step), _ = nnls(design, np.ones(len(times)))
     if not t_micro:
+        shown = ", ".join(f"{time:.3g}" for time in times)
         raise FitError(
-            f"step times of {', '.join(f'{time:.3g}' for time in times)} ms at accum_steps {list(accum_steps)} do not grow "
-            "with the micro-batches, so the noise is larger than the signal. Raise num_steps or repeats, or add larger "
-            "accum_steps."
+            f"step times of {shown} ms do not grow with accum_steps {list(accum_steps)}: the noise is larger than the "
+            "signal. Raise num_steps or repeats, or add larger accum_steps."
         )
     residuals = design @ np.array([t_micro, t_step]) - 1
     return StepTimeFit(float(t_micro), float(t_step), float(np.abs(residuals).max()))
