@@ -109,13 +109,15 @@ FILES = {
 
 @dataclass(frozen=True)
 class Project:
-    """One such project in a folder of its own."""
+    """One such project in a folder of its own, tracked beside it or, under an experiment of its own, on a server."""
 
     root: Path
+    uri: str = ""
+    experiment: str = ""
 
     def run(self, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         changes = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCE)}
-        env = os.environ | changes | {"GRADACCUM_TRACKING": "strict"} | environment
+        env = os.environ | changes | {"GRADACCUM_TRACKING": "strict"} | self._tracking() | environment
         done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, env=env, timeout=120, check=False)
         assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
         return done
@@ -141,7 +143,7 @@ class Project:
 
     @property
     def store(self) -> Store:
-        return locate(self.root, {})
+        return locate(self.root, self._tracking())
 
     @property
     def client(self) -> MlflowClient:
@@ -152,6 +154,9 @@ class Project:
 
     def pipeline_runs(self) -> list[Run]:
         return self._runs(self.store.name)
+
+    def _tracking(self) -> dict[str, str]:
+        return {"MLFLOW_TRACKING_URI": self.uri, "MLFLOW_EXPERIMENT_NAME": self.experiment}
 
     def _runs(self, name: str) -> list[Run]:
         experiment = self.client.get_experiment_by_name(name)
