@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: repro test check ui docs lock install
+.PHONY: repro test check ui server docs lock install
 
 repro: install  ## the pipeline
 	$(RUN) dvc repro
@@ -20,6 +20,9 @@ check: install  ## format, lint, types, import arrows
 
 ui: install  ## MLflow UI over what was logged
 	$(RUN) python -m gradaccum.tracking.ui
+
+server: install  ## a team's tracking server, for trying it: PostgreSQL where it is installed, proxied artifacts
+	$(RUN) python -m gradaccum.tracking.server
 
 docs: install  ## copy the pipeline's figures to docs/img, where README shows them
 	mkdir -p docs/img

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gradaccum.tracking.stage_run import stage_run
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -17,6 +16,7 @@ from gradaccum.measurements.setup import Progress, Setup
 from gradaccum.results import figures
 from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
+from gradaccum.tracking.stage_run import stage_run
 
 Config = TypeVar("Config")
 Item = TypeVar("Item")

@@ -29,9 +29,7 @@ def open_client(store: Store) -> MlflowClient:
     with FileLock(f"{store.database}.lock"):  # MLflow's first migration breaks when several processes run it
         _create(store, store.database)
         _follow_the_repository(store, store.database)
-        client = MlflowClient(tracking_uri=store.uri)
-        client.get_experiment("0")  # opens the database under the lock
-    return client
+        return MlflowClient(tracking_uri=store.uri)
 
 
 def experiment_id(client: MlflowClient, store: Store, name: str) -> str:

@@ -70,14 +70,10 @@ class Journal:
 
 def bury_the_dead(client: MlflowClient, store: Store, experiments: Sequence[str]) -> None:
     """Mark as KILLED the runs that still say RUNNING though their process, on this host and repository, is gone."""
-    mine = f"tags.repository = '{_quoted(str(store.root))}' AND tags.`process.host` = '{_quoted(socket.gethostname())}'"
-    for run in client.search_runs(list(experiments), f"attributes.status = 'RUNNING' AND {mine}"):
-        if is_gone(run.data.tags):
+    here = f"attributes.status = 'RUNNING' AND tags.`process.host` = '{socket.gethostname()}'"
+    for run in client.search_runs(list(experiments), here):
+        if run.data.tags.get("repository") == str(store.root) and is_gone(run.data.tags):
             client.set_terminated(run.info.run_id, "KILLED")
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")
 
 
 def _metric(sample: Sample, now: int) -> Metric:

@@ -1,0 +1,144 @@
+"""Makes MLflow agree with dvc.lock: one run a stage key, one run a pipeline state, whatever DVC executed.
+
+A stage that DVC finds cached, or restores from its run cache, does not run, so it logs nothing. Here its run is found,
+or made from its files. Importing this imports mlflow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from gradaccum.tracking.client import experiment_id, open_client
+from gradaccum.tracking.journal import Journal, bury_the_dead
+from gradaccum.tracking.lockfile import LockedStage, Pipeline
+from gradaccum.tracking.memory import forget_runs, recall_run, remember_publication
+from gradaccum.tracking.publication import publish_pipeline, publish_stage
+from gradaccum.tracking.records import cut_params
+from gradaccum.tracking.store import MEMORY, Store
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What was done: for each run, by the name of its stage or `pipeline`, how it came about; and what hindered it."""
+
+    runs: Mapping[str, str]
+    problems: list[str]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {how}" for name, how in self.runs.items()) or "nothing to publish"
+
+
+def agree(store: Store, pipeline: Pipeline) -> Agreement:
+    """Find, claim or publish the run of every stage, then that of the pipeline's state; one process at a time."""
+    memory = store.root / MEMORY
+    memory.mkdir(exist_ok=True)
+    with FileLock(memory / "agree.lock"):
+        return Agreeing(open_client(store), store, pipeline).agree()
+
+
+class Agreeing:
+    def __init__(self, client: MlflowClient, store: Store, pipeline: Pipeline) -> None:
+        self.client = client
+        self.store = store
+        self.pipeline = pipeline
+        self.stages_id = experiment_id(client, store, store.stages_name)
+        self.pipelines_id = experiment_id(client, store, store.name)
+        self.runs: dict[str, str] = {}
+
+    def agree(self) -> Agreement:
+        bury_the_dead(self.client, self.store, [self.stages_id, self.pipelines_id])
+        measured = [stage for stage in self.pipeline.counted if stage.measures]
+        links = {f"stage_run.{stage.name}": self.stage_run(stage) for stage in measured if not stage.unlike_the_files()}
+        problems = self.pipeline.problems()
+        if measured and not problems:
+            self.pipeline_run(links)
+        forget_runs()
+        return Agreement(self.runs, problems)
+
+    def stage_run(self, stage: LockedStage) -> str:
+        """The id of the stage's one run."""
+        same = self.finished(self.stages_id, f"tags.stage = '{stage.name}' AND tags.results = '{stage.results}'")
+        keyed = [run for run in same if run.data.tags.get("stage_key") == stage.key]
+        unclaimed = [run for run in same if "stage_key" not in run.data.tags]
+        mine = recall_run(stage.name, store=self.store, results=stage.results)
+        if keyed:
+            self.drop_the_repetition([run for run in unclaimed if run.info.run_id == mine])
+            self.revive(keyed[0], self.stages_id)
+            self.runs[stage.name] = "as it was"
+            return str(keyed[0].info.run_id)
+        run_id = self.claim(stage, unclaimed, mine) or self.publish(stage)
+        self.identify(run_id, self.stages_id, inputs=stage.inputs, mark={"stage_key": stage.key})
+        return run_id
+
+    def drop_the_repetition(self, repeated: list[Run]) -> None:
+        """A forced run with the results that a run already has says nothing new."""
+        for run in repeated:
+            self.client.delete_run(run.info.run_id)
+
+    def claim(self, stage: LockedStage, unclaimed: list[Run], mine: str | None) -> str | None:
+        """The live run just made here; else one like it, which no pipeline came to claim."""
+        params, _ = cut_params(stage.flat_params())
+        alike = [run for run in unclaimed if all(params.get(k, v) == v for k, v in run.data.params.items())]
+        for run in sorted(alike, key=lambda run: run.info.run_id != mine):
+            missing = {name: text for name, text in stage.flat_params().items() if name not in run.data.params}
+            Journal(self.client, run.info.run_id).params(missing)
+            self.runs[stage.name] = "claimed"
+            return str(run.info.run_id)
+        return None
+
+    def publish(self, stage: LockedStage) -> str:
+        self.runs[stage.name] = "published"
+        return publish_stage(self.client, self.stages_id, store=self.store, stage=stage)
+
+    def pipeline_run(self, links: Mapping[str, str]) -> None:
+        """The pipeline state's one run, under the names of all experiments that led to it."""
+        found = self.finished(self.pipelines_id, f"tags.state = '{self.pipeline.state}'")
+        name = os.environ.get("DVC_EXP_NAME", "")
+        known = found[0].data.tags.get("dvc.exp_names", "").split(", ") if found else []
+        names = [known_name for known_name in known if known_name] + ([name] if name and name not in known else [])
+        tags = {**links, **({"dvc.exp_names": ", ".join(names)} if names else {})}
+        if found:
+            self.refresh(found[0], tags)
+        else:
+            self.publish_state(tags)
+        remember_publication(self.store, self.pipeline.state, names)
+
+    def refresh(self, run: Run, tags: Mapping[str, str]) -> None:
+        changed = {name: text for name, text in tags.items() if run.data.tags.get(name) != text}
+        Journal(self.client, run.info.run_id).tags(changed)
+        self.revive(run, self.pipelines_id)
+        self.runs["pipeline"] = "as it was"
+
+    def publish_state(self, tags: Mapping[str, str]) -> None:
+        run_id = publish_pipeline(self.client, self.pipelines_id, store=self.store, pipeline=self.pipeline, tags=tags)
+        mark = {"state": self.pipeline.state}
+        self.identify(run_id, self.pipelines_id, inputs=self.pipeline.inputs, mark=mark)
+        self.runs["pipeline"] = "published"
+
+    def identify(self, run_id: str, experiment: str, *, inputs: str, mark: Mapping[str, str]) -> None:
+        """Tag a whole run as what it is - last of all, so that a half-made one is never taken for it."""
+        journal = Journal(self.client, run_id)
+        journal.tags({"inputs": inputs})
+        self.supersede_the_others(run_id, experiment, inputs)
+        journal.tags(mark)
+
+    def revive(self, run: Run, experiment: str) -> None:
+        """The working folder went back to a run that a later one had superseded: now it is the current one."""
+        if "superseded" in run.data.tags:
+            self.client.delete_tag(run.info.run_id, "superseded")
+            self.supersede_the_others(run.info.run_id, experiment, run.data.tags["inputs"])
+
+    def supersede_the_others(self, run_id: str, experiment: str, inputs: str) -> None:
+        for run in self.finished(experiment, f"tags.inputs = '{inputs}'"):
+            if run.info.run_id != run_id and run.data.tags.get("superseded") != run_id:
+                self.client.set_tag(run.info.run_id, "superseded", run_id)
+
+    def finished(self, experiment: str, condition: str) -> list[Run]:
+        query = f"attributes.status = 'FINISHED' AND {condition}"
+        return list(self.client.search_runs([experiment], query, order_by=["attributes.start_time DESC"]))

@@ -1,0 +1,72 @@
+"""Runs made from result files: those of a stage that DVC found cached, and a pipeline state's. Imports mlflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from gradaccum.results.files import read_curve, read_json
+from gradaccum.tracking.journal import Journal
+from gradaccum.tracking.lockfile import LOCK, PARAMS, LockedStage, Pipeline
+from gradaccum.tracking.provenance import origin, short_name
+from gradaccum.tracking.records import Measured, curve_lines, headline
+from gradaccum.tracking.store import Store
+
+_OUTPUTS = Path("outputs")
+
+
+def publish_stage(client: MlflowClient, experiment: str, *, store: Store, stage: LockedStage) -> str:
+    """A finished run of the stage, from its files; not yet tagged with its key. Returns its id."""
+    tags = {"stage": stage.name, "dvc.cached": "true", **origin(store)}
+    journal = Journal.open(client, experiment, name=f"{stage.name} {short_name(tags, stage.key)}", tags=tags)
+    journal.params(stage.flat_params())
+    journal.measured(_measured(stage))
+    journal.files({path.name: path for out in stage.outs for path in _expanded(Path(out))})
+    journal.tags({"results": stage.results})
+    journal.end("FINISHED")
+    return journal.run_id
+
+
+def publish_pipeline(
+    client: MlflowClient, experiment: str, *, store: Store, pipeline: Pipeline, tags: Mapping[str, str]
+) -> str:
+    """A finished run of the pipeline's state, from the files of all stages; not yet tagged with the state."""
+    tags = {**origin(store), **tags}
+    journal = Journal.open(client, experiment, name=short_name(tags, pipeline.state), tags=tags)
+    journal.params({name: text for stage in pipeline.counted for name, text in stage.flat_params().items()})
+    measured = Measured((), {})
+    for stage in pipeline.counted:
+        if stage.measures:
+            measured += _measured(stage, f"{stage.name}/")
+    journal.measured(measured)
+    journal.files(_files(pipeline))
+    journal.end("FINISHED")
+    return journal.run_id
+
+
+def _measured(stage: LockedStage, prefix: str = "") -> Measured:
+    assert stage.metrics_file
+    assert stage.curve_file
+    return headline(read_json(stage.metrics_file), prefix) + curve_lines(read_curve(stage.curve_file), prefix)
+
+
+def _files(pipeline: Pipeline) -> dict[str, bytes | Path]:
+    """dvc.lock, params.yaml, and what the stages that measure nothing wrote; figures in one folder."""
+    files: dict[str, bytes | Path] = {path.name: path for path in (LOCK, Path(PARAMS)) if path.exists()}
+    for stage in pipeline.stages.values():
+        if not stage.measures:
+            files |= {_artifact(path): path for out in stage.outs for path in _expanded(Path(out))}
+    return files
+
+
+def _artifact(path: Path) -> str:
+    if path.suffix == ".png":
+        return f"figures/{path.name}"
+    return str(path.relative_to(_OUTPUTS)) if path.is_relative_to(_OUTPUTS) else path.name
+
+
+def _expanded(out: Path) -> Iterator[Path]:
+    """The out, or every file in it."""
+    return (path for path in (sorted(out.rglob("*")) if out.is_dir() else [out]) if path.is_file())
