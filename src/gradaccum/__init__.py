@@ -5,15 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradaccum.engine.accumulator import Accumulator as Accumulator
-    from gradaccum.engine.accumulator import StepResult as StepResult
     from gradaccum.engine.batching import BatchPlan as BatchPlan
     from gradaccum.engine.batching import split as split
     from gradaccum.engine.batching import windows as windows
     from gradaccum.engine.gradient_sync import gradient_sync as gradient_sync
     from gradaccum.engine.objective import Objective as Objective
+    from gradaccum.engine.precision import master_weights as master_weights
+    from gradaccum.engine.step_result import StepResult as StepResult
     from gradaccum.errors import BatchError as BatchError
     from gradaccum.errors import ConfigError as ConfigError
     from gradaccum.errors import GradaccumError as GradaccumError
+    from gradaccum.errors import PreflightWarning as PreflightWarning
+    from gradaccum.errors import StateError as StateError
     from gradaccum.workloads.workload import Workload as Workload
 
 _HOMES = {
@@ -23,9 +26,12 @@ _HOMES = {
     "ConfigError": "gradaccum.errors",
     "GradaccumError": "gradaccum.errors",
     "Objective": "gradaccum.engine.objective",
-    "StepResult": "gradaccum.engine.accumulator",
+    "PreflightWarning": "gradaccum.errors",
+    "StateError": "gradaccum.errors",
+    "StepResult": "gradaccum.engine.step_result",
     "Workload": "gradaccum.workloads.workload",
     "gradient_sync": "gradaccum.engine.gradient_sync",
+    "master_weights": "gradaccum.engine.precision",
     "split": "gradaccum.engine.batching",
     "windows": "gradaccum.engine.batching",
 }

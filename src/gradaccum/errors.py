@@ -15,3 +15,11 @@ class BatchError(GradaccumError, ValueError):
 
 class ClaimError(GradaccumError):
     """A measurement contradicts what its stage claims; the result files are written all the same."""
+
+
+class StateError(GradaccumError, RuntimeError):
+    """State was asked for, or given, at a time or in a shape that cannot continue a run."""
+
+
+class PreflightWarning(UserWarning):
+    """Something that is right only under conditions which cannot be checked beforehand."""

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from gradaccum.engine import gradients
+from gradaccum.engine import gradients, preflight
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.gradient_sync import gradient_sync, refuse_wrapped
 from gradaccum.engine.objective import Objective
-from gradaccum.errors import BatchError, ConfigError
+from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
+from gradaccum.engine.random_state import random_state, set_random_state
+from gradaccum.engine.step_result import LossSums, StepResult, weighted_sum
+from gradaccum.errors import BatchError, StateError
 
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one window did.
-
-    Attributes:
-        loss: mean loss over all targets of the window, a detached scalar; NaN where there was no target.
-        grad_norm: global L2 norm of the window's gradient before clipping, a detached scalar.
-        count: targets (or the sum of their weights).
-        samples: samples in the window's micro-batches.
-        micro_batches: micro-batches in the window.
-        sync_calls: backward passes that ran with gradient sync enabled.
-        applied: whether the optimizer stepped.
-    """
-
-    loss: Tensor
-    grad_norm: Tensor
-    count: float
-    samples: int
-    micro_batches: int
-    sync_calls: int
-    applied: bool
+__all__ = ["Accumulator", "StepResult"]
 
 
 class Accumulator:
     """Accumulates a window's gradient and steps the optimizer once.
 
-    The gradient of every window, ragged or not, is that of `sum of loss_sum / sum of count` over the window. If a
-    micro-batch raises, parameters, optimizer and scheduler are as before, and the next window starts clean.
+    The gradient of every window, ragged or not, is that of `sum of loss_sum / sum of count` over the window. If
+    anything raises before the optimizer's step begins, parameters, optimizer, scheduler and loss scale are as before
+    the window, and the next one starts clean.
 
     Args:
         model: any module whose parameters the optimizer steps.
@@ -55,6 +37,15 @@ class Accumulator:
         scheduler: ticks once after each step that was applied.
         clip_norm: largest global gradient norm, applied once to the whole window's gradient; None clips nothing.
         sync: reduce over ranks on the `last` micro-batch of a window, or on `every` one (the costly way, to compare).
+        precision: `bf16` and `fp16` run forward and loss under autocast; `fp16` also scales the loss, and skips the
+            step of a window whose gradient overflowed.
+        accum_dtype: sum half-precision gradients in this type, rounding once before the step; None sums in their own.
+        master_weights: of a half-precision model, from `master_weights(model)`; the optimizer steps on these.
+        after_step: called in turn with the model after each step that was applied (to average weights, say).
+
+    Attributes:
+        steps: windows whose step was applied.
+        loss_scale: of precision `fp16`; None otherwise.
 
     Raises:
         ConfigError: something that cannot be right.
@@ -69,112 +60,175 @@ class Accumulator:
         scheduler: LRScheduler | None = None,
         clip_norm: float | None = None,
         sync: Literal["last", "every"] = "last",
+        precision: Precision = "float32",
+        accum_dtype: torch.dtype | None = None,
+        master_weights: Sequence[nn.Parameter] | None = None,
+        after_step: Sequence[Callable[[nn.Module], object]] = (),
     ) -> None:
+        refuse_wrapped(model)
+        preflight.require_sync(sync)
+        preflight.require_clip_norm(clip_norm)
+        preflight.require_model(model)
+        preflight.require_precision(model, precision, accum_dtype=accum_dtype, master_weights=master_weights)
+        preflight.require_optimizer(optimizer, model, master_weights=master_weights)
+        preflight.require_scheduler(scheduler, optimizer)
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
         self.scheduler = scheduler
         self.clip_norm = clip_norm
         self.sync = sync
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._refuse_what_cannot_be_right()
+        self.precision: Precision = precision
+        self.master_weights = master_weights
+        self.after_step = tuple(after_step)
+        self.steps = 0
+        self.loss_scale = LossScale() if precision == "fp16" else None
+        self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
+        self._in_window = False
+        self._saw_graph = False
 
     def step(self, window: Sequence[Batch]) -> StepResult:
         """Forward and backward over every micro-batch of the window, then one optimizer step.
 
-        Gradients stay in `.grad` until the next window, for whoever wants to look at them.
+        Gradients stay in `.grad` (of the master weights, where there are any) until the next window; those of a
+        skipped step are dropped.
 
         Raises:
             BatchError: the window is empty, a count is no number of targets, or the objective gives no scalar.
         """
         if not window:
             raise BatchError("the window is empty, so there is no gradient to step on. Give at least one micro-batch.")
-        counts = counts_of(self.objective, window)
-        count = sum(counts)
-        samples = sum(batch_size(batch) for batch in window)
-        gradients.clear(self._parameters)
+        self._in_window = True
         try:
-            loss, sync_calls = self._accumulate(window, counts)
-            grad_norm = self._norm_then_clip()
-        except BaseException:
-            gradients.clear(self._parameters)
-            raise
-        if count:
-            self._advance()
-        return StepResult(loss, grad_norm, count, samples, len(window), sync_calls, applied=count > 0)
+            sums, sync_calls, grad_norm = self._gather(window)
+            skip_reason = self._skip_reason(sums.totals, grad_norm)
+            self._advance(applied=not skip_reason, counted=any(sums.totals))
+        finally:
+            self._in_window = False
+        for callback in () if skip_reason else self.after_step:
+            callback(self.model)
+        means = sums.means()
+        return StepResult(
+            loss=weighted_sum(means, self.objective.terms.values()) if self.objective.weights else means[0],
+            grad_norm=grad_norm,
+            count=sums.totals[0],
+            samples=sum(batch_size(batch) for batch in window),
+            micro_batches=len(window),
+            sync_calls=sync_calls,
+            applied=not skip_reason,
+            terms=dict(zip(self.objective.terms, means, strict=True)) if self.objective.weights else {},
+            skip_reason=skip_reason,
+        )
 
-    def _accumulate(self, window: Sequence[Batch], counts: Sequence[float]) -> tuple[Tensor, int]:
-        """Leave the window's gradient in `.grad`; returns its mean loss and how many backward passes synced."""
-        with_targets = [batch for batch, count in zip(window, counts, strict=True) if count]
-        losses: list[Tensor] = []
+    def _gather(self, window: Sequence[Batch]) -> tuple[LossSums, int, Tensor]:
+        """The window's gradient, unscaled and clipped, where the optimizer finds it; if that raises, no gradient."""
+        try:
+            self._gradients.clear()
+            counts = self.objective.counts(window)
+            sums, sync_calls = self._accumulate(window, counts)
+            whole = self._gradients.whole()
+            if self.loss_scale is not None:
+                gradients.scale(whole, 1 / self.loss_scale.value)
+            grad_norm = gradients.global_norm(whole)
+            if self.clip_norm is not None:
+                gradients.clip(whole, grad_norm, self.clip_norm)
+            self._gradients.hand_over()
+        except BaseException:
+            self._gradients.clear()
+            raise
+        return sums, sync_calls, grad_norm
+
+    def _accumulate(self, window: Sequence[Batch], counts: Sequence[Sequence[float]]) -> tuple[LossSums, int]:
+        """Backward of every micro-batch that has targets; returns the loss sums and how many passes synced."""
+        sums = LossSums.divided_by([sum(of_term) for of_term in zip(*counts, strict=True)])
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        shares = [
+            scale * weight / total if total else 0.0
+            for weight, total in zip(self.objective.terms.values(), sums.totals, strict=True)
+        ]
+        with_targets = [(batch, of_batch) for batch, of_batch in zip(window, counts, strict=True) if any(of_batch)]
         sync_calls = 0
-        for index, batch in enumerate(with_targets, start=1):
+        for index, (batch, of_batch) in enumerate(with_targets, start=1):
             synced = self.sync == "every" or index == len(with_targets)
             with gradient_sync(self.model, enabled=synced):
-                loss_sum = self.objective.loss_sum(self.model, batch)
-                _require_scalar(loss_sum)
-                if not losses:
-                    share = loss_sum.new_full((), 1 / sum(counts))  # as the seed it scales without a division node
-                loss_sum.backward(share)  # type: ignore[no-untyped-call]
-            losses.append(loss_sum.detach())
+                losses = self._forward(batch)
+                live = [term for term, count in enumerate(of_batch) if count]
+                # As the seed of backward a share scales the loss without a division node.
+                torch.autograd.backward(
+                    [losses[term] for term in live], [losses[term].new_full((), shares[term]) for term in live]
+                )
+            self._gradients.absorb()
+            for term in live:
+                sums.losses[term].append(losses[term].detach())
             sync_calls += synced
-        return torch.stack(losses).sum() * share if losses else torch.tensor(math.nan), sync_calls
+        return sums, sync_calls
 
-    def _norm_then_clip(self) -> Tensor:
-        window_gradients = gradients.gradients_of(self._parameters)
-        norm = gradients.global_norm(window_gradients)
-        if self.clip_norm is not None:
-            gradients.clip(window_gradients, norm, self.clip_norm)
-        return norm
+    def _forward(self, batch: Batch) -> Sequence[Tensor]:
+        with autocast(self.precision, self._gradients.device):
+            losses = self.objective.loss_sums(self.model, batch)
+        if not self._saw_graph:
+            self._saw_graph = True
+            preflight.warn_of_reentrant_checkpoints(losses)
+        return losses
 
-    def _advance(self) -> None:
-        self.optimizer.step()
+    def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
+        if not any(totals):
+            return "no micro-batch of the window has a target"
+        if self.loss_scale is not None and not torch.isfinite(grad_norm):
+            return f"the gradient overflowed at a loss scale of {self.loss_scale.value:g}, which is halved now"
+        return ""
+
+    def _advance(self, *, applied: bool, counted: bool) -> None:
+        if applied:
+            self.optimizer.step()
+            self._gradients.write_back()
+            if self.scheduler is not None:
+                self.scheduler.step()
+            self.steps += 1
+        else:
+            self._gradients.clear()
+        if self.loss_scale is not None and counted:
+            self.loss_scale.update(overflowed=not applied)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs, beside the model's own state, to continue bit for bit from this window boundary.
+
+        Raises:
+            StateError: asked for in the middle of a window, whose gradient it could not hold.
+        """
+        if self._in_window:
+            raise StateError(
+                "state_dict() was called in the middle of a window, and a gradient accumulated half cannot be "
+                "continued. Call it between two step() calls, or from after_step."
+            )
+        return {
+            "steps": self.steps,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "loss_scale": None if self.loss_scale is None else asdict(self.loss_scale),
+            "master_weights": None if self.master_weights is None else [w.detach() for w in self.master_weights],
+            "random": random_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was asked for; load the model's own state before.
+
+        Raises:
+            StateError: the state is of an accumulator with other parts, which could not continue.
+        """
+        for part in ("scheduler", "loss_scale", "master_weights"):
+            has, given = getattr(self, part) is not None, state[part] is not None
+            if has != given:
+                raise StateError(
+                    f"the state holds {'a' if given else 'no'} {part}, but this accumulator has "
+                    f"{'one' if has else 'none'}, and the run would not continue. Build it with the same parts."
+                )
+        self.steps = state["steps"]
+        self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
-            self.scheduler.step()
-
-    def _refuse_what_cannot_be_right(self) -> None:
-        refuse_wrapped(self.model)
-        if self.sync not in ("last", "every"):
-            raise ConfigError(f"sync={self.sync!r} is unknown. Set it to 'last' (one reduction a window) or 'every'.")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ConfigError(
-                f"clip_norm={self.clip_norm} would erase or turn round every gradient. Set it above 0, or to None."
-            )
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise ConfigError(
-                "LBFGS evaluates the loss several times a step through a closure, but a window's gradient is computed "
-                "once. Use an optimizer that steps on a given gradient, such as SGD or AdamW."
-            )
-        stepped = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
-        if not stepped.intersection(self._parameters):
-            raise ConfigError(
-                "the optimizer steps none of the model's trainable parameters, so no window would change the model. "
-                "Build the optimizer from this model's parameters(), after the last change to the model."
-            )
-        if self.scheduler is not None and self.scheduler.optimizer is not self.optimizer:
-            raise ConfigError(
-                "the scheduler belongs to another optimizer, so this one's learning rate would never change. "
-                "Build the scheduler from the optimizer given here."
-            )
-
-
-def counts_of(objective: Objective, window: Sequence[Batch]) -> list[float]:
-    """Targets of each micro-batch, read from their devices at once."""
-    counts = [objective.count(batch) for batch in window]
-    if any(isinstance(count, Tensor) for count in counts):
-        counts = torch.stack([torch.as_tensor(count).detach() for count in counts]).tolist()
-    for index, count in enumerate(counts):
-        if isinstance(count, Tensor) or not (0 <= count < math.inf):
-            raise BatchError(
-                f"micro-batch {index} of the window counts {count} targets, and nothing can be divided by that. "
-                "Return a finite number of at least 0 from Objective.count."
-            )
-    return [float(count) for count in counts]
-
-
-def _require_scalar(loss_sum: Tensor) -> None:
-    if loss_sum.dim():
-        raise BatchError(
-            f"Objective.loss_sum returned a tensor of shape {tuple(loss_sum.shape)}, not a scalar, so there is no one "
-            "loss to differentiate. Return the sum over the micro-batch's targets (reduction='sum')."
-        )
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.loss_scale is not None:
+            self.loss_scale = LossScale(**state["loss_scale"])
+        with torch.no_grad():
+            gradients.copy([*(self.master_weights or ())], state["master_weights"] or [])
+        set_random_state(state["random"])

@@ -94,6 +94,7 @@ def _windows(micro_batches: Iterator[Batch], accum_steps: int, drop_last: bool) 
         if drop_last and len(window) < accum_steps:
             return
         yield window
+        del window  # or it would be held while the next one is read
 
 
 def split(batch: Batch, micro_batch: int | Sequence[int]) -> list[Batch]:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradaccum.errors import ConfigError
 
+_NOTHING_TO_REDUCE = nullcontext()
 
-@contextmanager
-def gradient_sync(model: nn.Module, *, enabled: bool) -> Iterator[None]:
+
+def gradient_sync(model: nn.Module, *, enabled: bool) -> AbstractContextManager[None]:
     """Run forward *and* backward of one micro-batch with gradient sync on or off.
 
     On one process there is nothing to reduce, and this changes nothing.
     """
     refuse_wrapped(model)
     del enabled
-    yield
+    return _NOTHING_TO_REDUCE
 
 
 def refuse_wrapped(model: nn.Module) -> None:

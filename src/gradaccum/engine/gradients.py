@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+HALF = (torch.bfloat16, torch.float16)
 
-def clear(parameters: Sequence[nn.Parameter]) -> None:
+
+def clear(parameters: Iterable[nn.Parameter]) -> None:
     """Set every gradient to None (by hand: `optimizer.zero_grad()` costs several times as much)."""
     for parameter in parameters:
         parameter.grad = None
 
 
-def gradients_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradients that are there, in the parameters' order."""
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """L2 norm over all gradients together, a scalar; 0 where there is none."""
+    """L2 norm over all gradients together, a scalar of at least float32; 0 where there is none."""
     if not gradients:
         return torch.zeros(())
-    norms: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
-    return norms
+    if any(gradient.dtype in HALF for gradient in gradients):
+        norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float32)
+    else:
+        norms = torch._foreach_norm(list(gradients))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def scale(gradients: Sequence[Tensor], factor: float) -> None:
+    """Multiply gradients in place."""
+    if gradients:
+        torch._foreach_mul_(list(gradients), factor)
 
 
 def clip(gradients: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:
@@ -34,3 +46,15 @@ def clip(gradients: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:
     """
     if gradients:
         torch._foreach_mul_(list(gradients), (clip_norm / (norm + 1e-6)).clamp(max=1.0))
+
+
+def add(sums: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Add gradients to sums of a wider type, in place."""
+    if sums:
+        torch._foreach_add_(list(sums), list(gradients))
+
+
+def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors into others of their shapes, rounding to the targets' types."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))

@@ -1,45 +1,141 @@
-"""What a window minimises: a sum over targets, and how many targets there are."""
+"""What a window minimises: sums over targets, and how many targets there are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradaccum.engine.batching import Batch
+from gradaccum.engine.gradients import HALF
+from gradaccum.errors import BatchError, ConfigError
+
+ONE_TERM: Mapping[str, float] = {"": 1.0}
+"""An objective of one term, which needs no name."""
 
 
 @dataclass(frozen=True)
 class Objective:
     """A loss that can be accumulated: its sum and its count are known for each micro-batch.
 
-    The window's loss is `sum of loss_sum / sum of count`, so a micro-batch weighs as much as it has targets.
+    The window's loss is `sum of loss_sum / sum of count`, so a micro-batch weighs as much as it has targets. A loss of
+    several terms, each with a divisor of its own, names them in `weights`; then both functions return one value a name,
+    and the window's loss is `sum over terms of weight * (sum of its loss_sum / sum of its count)`.
 
     Args:
-        loss_sum: `(model, batch)` to the scalar **sum** of the loss over the batch's targets, never their mean.
-        count: `batch` to the number of its targets (or the sum of their weights); must not need the model.
+        loss_sum: `(model, batch)` to the scalar **sum** of the loss over the batch's targets, never their mean; for
+            several terms a mapping from name to such a sum, all from one forward pass.
+        count: `batch` to the number of its targets (or the sum of their weights); must not need the model. For several
+            terms a mapping from name to count; a term that is averaged over micro-batches counts 1 in each.
+        weights: the weight of each named term; None for a loss of one term.
+
+    Raises:
+        ConfigError: no terms, or a weight that is not finite.
     """
 
-    loss_sum: Callable[[nn.Module, Batch], Tensor]
-    count: Callable[[Batch], int | float | Tensor]
+    loss_sum: Callable[[nn.Module, Batch], Any]
+    count: Callable[[Batch], Any]
+    weights: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is None:
+            return
+        if not self.weights:
+            raise ConfigError("weights={} names no term, so there is nothing to minimise. Name one, or leave it out.")
+        for name, weight in self.weights.items():
+            if not math.isfinite(weight):
+                raise ConfigError(f"the weight of {name!r} is {weight}, so every loss would be. Give a finite one.")
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """The weight of each term by name."""
+        return ONE_TERM if self.weights is None else self.weights
+
+    def counts(self, window: Sequence[Batch]) -> list[tuple[float, ...]]:
+        """Targets of each micro-batch, one count a term, read from their device at once."""
+        found = [self._by_term(self.count(batch), "count") for batch in window]
+        numbers = iter(_numbers([count for counts in found for count in counts]))
+        counts = [tuple(next(numbers) for _ in self.terms) for _ in window]
+        for index, of_batch in enumerate(counts):
+            for name, count in zip(self.terms, of_batch, strict=True):
+                _require_count(index, name, count)
+        return counts
+
+    def loss_sums(self, model: nn.Module, batch: Batch) -> Sequence[Tensor]:
+        """The scalar loss sum of each term over one micro-batch, at least float32, from one forward pass."""
+        return [_scalar(loss_sum) for loss_sum in self._by_term(self.loss_sum(model, batch), "loss_sum")]
+
+    def _by_term(self, returned: Any, what: str) -> Sequence[Any]:
+        if self.weights is None:
+            return (returned,)
+        if not isinstance(returned, Mapping) or returned.keys() != self.weights.keys():
+            got = sorted(returned) if isinstance(returned, Mapping) else f"a {type(returned).__name__}"
+            raise BatchError(
+                f"Objective.{what} returned {got}, but weights names the terms {sorted(self.weights)}. "
+                "Return a mapping with exactly these names."
+            )
+        return [returned[name] for name in self.weights]
 
     @classmethod
-    def classification(cls, *, ignore_index: int = -100) -> Objective:
+    def classification(cls, *, ignore_index: int = -100, class_weights: Tensor | None = None) -> Objective:
         """Cross-entropy over `batch = (inputs, labels)`; labels equal to `ignore_index` are no targets.
 
-        Shapes: the model maps inputs to logits `[..., classes]`; labels are `[...]`, integers.
+        Shapes: the model maps inputs to logits `[..., classes]`; labels are `[...]`, integers. Half-precision logits
+        are compared in float32.
+
+        Args:
+            ignore_index: the label that marks what is not a target.
+            class_weights: `[classes]`; a target of class c counts `class_weights[c]`, in the sum as in the count, as
+                in `torch.nn.CrossEntropyLoss(weight=...)`, but over the whole window.
         """
 
         def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
             inputs, labels = batch
-            logits = model(inputs)
-            return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index, reduction="sum")
+            logits = _at_least_float32(model(inputs)).flatten(0, -2)
+            weight = None if class_weights is None else class_weights.to(logits)
+            return F.cross_entropy(logits, labels.flatten(), weight=weight, ignore_index=ignore_index, reduction="sum")
 
         def count(batch: Batch) -> Tensor:
             _, labels = batch
-            counted: Tensor = (labels != ignore_index).sum()
-            return counted
+            targets = labels != ignore_index
+            if class_weights is None:
+                return torch.count_nonzero(targets)
+            return class_weights.to(labels.device, torch.float64)[labels[targets]].sum()
 
         return cls(loss_sum, count)
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def _numbers(counts: Sequence[Any]) -> list[Any]:
+    """Counts as plain numbers; those that are tensors are read with one copy from their device."""
+    on_device = [count.detach() for count in counts if isinstance(count, Tensor)]
+    if not on_device:
+        return list(counts)
+    read = iter(torch.stack(on_device).tolist())
+    return [next(read) if isinstance(count, Tensor) else count for count in counts]
+
+
+def _require_count(index: int, name: str, count: Any) -> None:
+    if not isinstance(count, int | float) or not 0 <= count < math.inf:
+        of = f" of term {name!r}" if name else ""
+        raise BatchError(
+            f"micro-batch {index} of the window counts {count} targets{of}, and nothing can be divided by that. "
+            "Return a finite number of at least 0 from Objective.count."
+        )
+
+
+def _scalar(loss_sum: Tensor) -> Tensor:
+    if loss_sum.dim():
+        raise BatchError(
+            f"Objective.loss_sum returned a tensor of shape {tuple(loss_sum.shape)}, not a scalar, so there is no one "
+            "loss to differentiate. Return the sum over the micro-batch's targets (reduction='sum')."
+        )
+    return _at_least_float32(loss_sum)

@@ -1,0 +1,159 @@
+"""In which number formats a window is computed: autocast, loss scale, wide gradients, master weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradaccum.engine import gradients
+
+Precision = Literal["float32", "bf16", "fp16"]
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AS_IS = nullcontext()
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+    """The context for forward and loss of one micro-batch; backward runs outside, in the types that forward chose."""
+    return torch.autocast(device.type, _AUTOCAST[precision]) if precision in _AUTOCAST else _AS_IS
+
+
+def master_weights(model: nn.Module) -> list[nn.Parameter]:
+    """A float32 copy of each trainable parameter, for the optimizer of a half-precision model to step on.
+
+    Half-precision parameters lose every update smaller than 1/256 (bf16) of themselves; float32 masters keep them. Give
+    the list to the optimizer and to `Accumulator(..., master_weights=...)`, which rounds the masters into the model
+    after each step. Load weights into the model before, not after.
+    """
+    return [nn.Parameter(parameter.detach().float().clone()) for parameter in trainable(model)]
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+class NativeGradients:
+    """The window's gradient, accumulated by autograd in `.grad`, in the parameters' own types."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    @property
+    def device(self) -> torch.device:
+        return self._parameters[0].device
+
+    def clear(self) -> None:
+        """Forget everything, before a window and after a failed one."""
+        gradients.clear(self._parameters)
+
+    def absorb(self) -> None:
+        """Take in what one backward pass left."""
+
+    def whole(self) -> list[Tensor]:
+        """The gradients accumulated so far, to measure and to scale in place."""
+        return gradients.gradients_of(self._parameters)
+
+    def hand_over(self) -> None:
+        """Put the window's gradient where the optimizer looks for it."""
+
+    def write_back(self) -> None:
+        """Bring the optimizer's step into the model."""
+
+
+class WideGradients(NativeGradients):
+    """Half-precision gradients, summed in a wider type and rounded once, before the optimizer's step."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
+        super().__init__(parameters)
+        self._dtype = dtype
+        self._narrow = [parameter for parameter in parameters if parameter.dtype.itemsize < dtype.itemsize]
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    def clear(self) -> None:
+        super().clear()
+        self._sums.clear()
+
+    def absorb(self) -> None:
+        fresh = [parameter for parameter in self._narrow if parameter.grad is not None]
+        known = [parameter for parameter in fresh if parameter in self._sums]
+        gradients.add([self._sums[parameter] for parameter in known], gradients.gradients_of(known))
+        for parameter in fresh:
+            if parameter not in self._sums:
+                assert parameter.grad is not None
+                self._sums[parameter] = parameter.grad.to(self._dtype)
+        gradients.clear(fresh)
+
+    def whole(self) -> list[Tensor]:
+        return [*self._sums.values(), *super().whole()]
+
+    def hand_over(self) -> None:
+        for parameter, total in self._sums.items():
+            parameter.grad = total.to(parameter.dtype)
+        self._sums.clear()
+
+
+class MasterGradients(WideGradients):
+    """Gradients summed in float32 and left in `.grad` of the master weights, on which the optimizer steps."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], masters: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        super().__init__(parameters, torch.float32)
+        self._masters = masters
+
+    def whole(self) -> list[Tensor]:
+        for parameter, master in self._masters.items():
+            master.grad = self._sums.pop(parameter, parameter.grad)
+        others = [parameter for parameter in self._parameters if parameter not in self._masters]
+        return [*self._sums.values(), *gradients.gradients_of(others)]
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        gradients.copy(list(self._masters), list(self._masters.values()))
+
+
+def gradients_for(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    accum_dtype: torch.dtype | None,
+    master_weights: Sequence[nn.Parameter] | None,
+) -> NativeGradients:
+    """Where the gradient of a window is accumulated.
+
+    It spans everything that can hold a gradient: parameters that are frozen now may be trained later, and the
+    optimizer may step on some (of the objective, say) that the model does not know.
+    """
+    stepped = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    parameters = list(dict.fromkeys(chain(model.parameters(), stepped)))
+    if master_weights is not None:
+        return MasterGradients(parameters, dict(zip(trainable(model), master_weights, strict=True)))
+    return NativeGradients(parameters) if accum_dtype is None else WideGradients(parameters, accum_dtype)
+
+
+@dataclass
+class LossScale:
+    """What the loss is multiplied by so that small gradients survive fp16, found by trial.
+
+    Halved after an overflow, doubled after `growth_interval` windows without one (Micikevicius et al., Mixed Precision
+    Training, arXiv 1710.03740, section 3.2), with the values of torch.amp.GradScaler. That class itself keeps state
+    between unscale and update, which an interrupted window would leave behind, and unscales only what its optimizer
+    steps on.
+    """
+
+    value: float = 65536.0
+    growth_interval: int = 2000
+    good_windows: int = 0
+
+    def update(self, *, overflowed: bool) -> None:
+        """Once a window, after its step was applied or skipped."""
+        self.good_windows = 0 if overflowed else self.good_windows + 1
+        if overflowed:
+            self.value /= 2
+        elif self.good_windows == self.growth_interval:
+            self.value, self.good_windows = self.value * 2, 0

@@ -1,0 +1,145 @@
+"""What cannot be right is refused when it is built, or warned of where it depends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from gradaccum.engine.gradients import HALF
+from gradaccum.engine.precision import Precision, trainable
+from gradaccum.errors import ConfigError, PreflightWarning
+
+
+def require_sync(sync: str) -> None:
+    if sync not in ("last", "every"):
+        raise ConfigError(f"sync={sync!r} is unknown. Set it to 'last' (one reduction a window) or 'every'.")
+
+
+def require_clip_norm(clip_norm: float | None) -> None:
+    if clip_norm is not None and not clip_norm > 0:
+        raise ConfigError(
+            f"clip_norm={clip_norm} would erase or turn round every gradient. Set it above 0, or to None."
+        )
+
+
+def require_model(model: nn.Module) -> None:
+    """Refuse a model whose gradients cannot be accumulated."""
+    for name, module in model.named_modules():
+        if _replays_cuda_graphs(module):
+            raise ConfigError(
+                f"{_named(name)} is compiled with CUDA graphs (mode='reduce-overhead' or 'max-autotune'), which reuse "
+                "the memory of one micro-batch for the next while its gradients and loss are still needed. "
+                "Compile it with the default mode, or with options={'triton.cudagraphs': False}."
+            )
+        if getattr(module, "sparse", False) is True:
+            raise ConfigError(
+                f"{_named(name)} makes sparse gradients, whose norm and clip are not defined here. Build it with "
+                "sparse=False."
+            )
+
+
+def require_optimizer(optimizer: Optimizer, model: nn.Module, *, master_weights: Sequence[nn.Parameter] | None) -> None:
+    """Refuse an optimizer that would not change the model."""
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the loss several times a step through a closure, but a window's gradient is computed "
+            "once. Use an optimizer that steps on a given gradient, such as SGD or AdamW."
+        )
+    stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not stepped.intersection(trainable(model) if master_weights is None else master_weights):
+        raise ConfigError(
+            "the optimizer steps none of the model's trainable parameters (or of its master weights, where there are "
+            "any), so no window would change the model. Build the optimizer from them, after the last change to the "
+            "model."
+        )
+
+
+def require_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> None:
+    """Refuse a scheduler that one tick a window does not drive."""
+    if scheduler is None:
+        return
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(
+            "ReduceLROnPlateau steps on a validation metric, which a window does not have. Call its step(metric) "
+            "yourself after each validation, and leave scheduler=None."
+        )
+    if scheduler.optimizer is not optimizer:
+        raise ConfigError(
+            "the scheduler belongs to another optimizer, so this one's learning rate would never change. "
+            "Build the scheduler from the optimizer given here."
+        )
+
+
+def require_precision(
+    model: nn.Module,
+    precision: str,
+    *,
+    accum_dtype: torch.dtype | None,
+    master_weights: Sequence[nn.Parameter] | None,
+) -> None:
+    """Refuse number formats that do not go together."""
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision={precision!r} is unknown. Set it to one of {', '.join(get_args(Precision))}.")
+    if accum_dtype not in (None, torch.float32, torch.float64):
+        raise ConfigError(
+            f"accum_dtype={accum_dtype} is no wider than the gradients it should sum. Set it to torch.float32."
+        )
+    if master_weights is not None:
+        _require_masters(model, master_weights, accum_dtype)
+    elif precision == "fp16" and any(parameter.dtype in HALF for parameter in trainable(model)):
+        raise ConfigError(
+            "precision='fp16' scales the loss, and half-precision gradients cannot be unscaled without losing the "
+            "small ones that the scale saved. Keep the parameters in float32 (autocast computes in fp16), or give "
+            "master_weights."
+        )
+
+
+def _require_masters(model: nn.Module, master_weights: Sequence[nn.Parameter], accum_dtype: torch.dtype | None) -> None:
+    expected = [(tuple(parameter.shape), torch.float32) for parameter in trainable(model)]
+    if [(tuple(master.shape), master.dtype) for master in master_weights] != expected:
+        raise ConfigError(
+            f"master_weights holds {len(master_weights)} tensors that are not the float32 copies of the model's "
+            f"{len(expected)} trainable parameters, so updates would land in the wrong ones. "
+            "Make them with master_weights(model), after the last change to the model."
+        )
+    if accum_dtype not in (None, torch.float32):
+        raise ConfigError(
+            f"accum_dtype={accum_dtype} is not the type of the master weights, float32. Leave it at None."
+        )
+
+
+def warn_of_reentrant_checkpoints(losses: Sequence[Tensor]) -> None:
+    """Warn where a loss's graph holds a reentrant checkpoint: its parameters' gradients may silently be missing."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn for loss in losses]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            warnings.warn(
+                "the model uses reentrant activation checkpointing, which drops the gradients of a segment whose "
+                "inputs need none and breaks gradient sync over ranks. Pass use_reentrant=False to "
+                "torch.utils.checkpoint.checkpoint.",
+                PreflightWarning,
+                stacklevel=6,  # at the caller of Accumulator.step
+            )
+            return
+        seen.add(node)
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+def _replays_cuda_graphs(module: nn.Module) -> bool:
+    compiled: Any = getattr(module, "dynamo_ctx", None)
+    options = getattr(compiled, "compiler_config", None)
+    return isinstance(options, dict) and bool(options.get("triton.cudagraphs"))
+
+
+def _named(name: str) -> str:
+    return f"the model's module {name!r}" if name else "the model"

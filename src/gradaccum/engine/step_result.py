@@ -1,0 +1,63 @@
+"""What one window did, and what its backward passes left behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one window did.
+
+    Attributes:
+        loss: mean loss over all targets of the window, a detached scalar; NaN where there was no target.
+        grad_norm: global L2 norm of the window's gradient before clipping, a detached scalar; not finite where the
+            gradient overflowed.
+        count: targets (or the sum of their weights); those of the first term where the objective has several.
+        samples: samples in the window's micro-batches.
+        micro_batches: micro-batches in the window.
+        sync_calls: backward passes that ran with gradient sync enabled.
+        applied: whether the optimizer stepped.
+        terms: mean of each named term, before its weight; empty where the objective names none.
+        skip_reason: why the optimizer did not step, in words; empty where it did.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor
+    count: float
+    samples: int
+    micro_batches: int
+    sync_calls: int
+    applied: bool
+    terms: Mapping[str, Tensor]
+    skip_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """Detached loss sums of a window: one list a term, and the count that divides it."""
+
+    losses: Sequence[list[Tensor]]
+    totals: Sequence[float]
+
+    @classmethod
+    def divided_by(cls, totals: Sequence[float]) -> LossSums:
+        return cls([[] for _ in totals], totals)
+
+    def means(self) -> list[Tensor]:
+        """Mean of each term over its targets; NaN where it had none."""
+        return [
+            torch.stack(losses).sum() * (1 / total) if losses else torch.tensor(math.nan)
+            for losses, total in zip(self.losses, self.totals, strict=True)
+        ]
+
+
+def weighted_sum(means: Sequence[Tensor], weights: Iterable[float]) -> Tensor:
+    """The window's loss: its terms by their weights, without those that had no target; NaN where none had."""
+    present = [mean * weight for mean, weight in zip(means, weights, strict=True) if not math.isnan(mean)]
+    return torch.stack(present).sum() if present else torch.tensor(math.nan)
