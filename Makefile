@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PORT ?= 5000
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 .PHONY: repro test check ui server docs lock install
@@ -19,7 +20,7 @@ check: install  ## format, lint, types, import arrows
 	$(RUN) lint-imports
 
 ui: install  ## MLflow UI over what was logged
-	$(RUN) python -m gradaccum.tracking.ui
+	$(RUN) python -m gradaccum.tracking.ui --port $(PORT)
 
 server: install  ## a team's tracking server, for trying it: PostgreSQL where it is installed, proxied artifacts
 	$(RUN) python -m gradaccum.tracking.server

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.own_workload import regression
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,6 +17,7 @@ from gradaccum.measurements.equivalence import Config, measure
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.verdict import FLOAT32_ROUNDING, Difference, float32_bound, judge
 from gradaccum.results.outcome import Outcome
+from tests.own_workload import regression
 
 Named = dict[str, Tensor]
 

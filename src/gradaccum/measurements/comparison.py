@@ -74,7 +74,7 @@ def full_batch_step(objective: Objective, clip_norm: float | None = None) -> Tra
 
     def step(model: nn.Module, optimizer: Optimizer, window: Sequence[Batch]) -> Tensor:
         (batch,) = window
-        loss = objective.loss_sum(model, batch) / float(objective.count(batch))
+        loss: Tensor = objective.loss_sum(model, batch) / float(objective.count(batch))
         loss.backward()  # type: ignore[no-untyped-call]
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
@@ -108,7 +108,7 @@ def scale_of(bench: Bench, window: Sequence[Batch], *, settings: SGD | AdamW, dt
     loss_scale = 0.0
     for batch in window:
         model.zero_grad()
-        loss = objective.loss_sum(model, batch) / total
+        loss: Tensor = objective.loss_sum(model, batch) / total
         loss.backward()  # type: ignore[no-untyped-call]
         loss_scale += abs(float(loss.detach()))
         for name, gradient in wide((name, each.grad) for name, each in model.named_parameters()).items():

@@ -97,7 +97,7 @@ class Losses:
         self.count = 0.0
 
     def sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        loss = self.objective.loss_sum(model, batch)
+        loss: Tensor = self.objective.loss_sum(model, batch)
         self.sums.append(loss.detach())
         self.count += float(self.objective.count(batch))
         return loss

@@ -1,0 +1,154 @@
+"""The real pipeline, run by DVC in a clone of the working tree. The tests of a group follow one another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from gradaccum.tracking.client import open_client
+from gradaccum.tracking.store import locate
+from tests.e2e.clone import Clone, clone_working_tree
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("pipeline")]
+
+MEASURING = ("equivalence", "ablation", "throughput")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """The clone after its first `dvc repro`."""
+    made = clone_working_tree(tmp_path_factory.mktemp("clone"))
+    made.run("dvc", "repro")
+    made.commit("Run")
+    return made
+
+
+@pytest.fixture
+def unchanged(clone: Clone) -> Iterator[Clone]:
+    """The clone, put back afterwards to what was committed."""
+    yield clone
+    clone.git("checkout", "--quiet", ".")
+    clone.run("dvc", "checkout", "--force", "--quiet")
+
+
+def stages_run(output: str) -> list[str]:
+    return re.findall(r"Running stage '(\w+)'", output)
+
+
+def runs(clone: Clone, stage: str) -> tuple[MlflowClient, list[Run]]:
+    store = locate(clone.root, {})
+    client = open_client(store)
+    experiment = client.get_experiment_by_name(store.stages_name)
+    assert experiment is not None
+    return client, list(client.search_runs([experiment.experiment_id], f"tags.stage = '{stage}'"))
+
+
+def test_a_repro_writes_every_file_and_leaves_dvc_clean(clone: Clone) -> None:
+    for stage in MEASURING:
+        assert clone.json(f"outputs/{stage}/metrics.json")
+        curve = clone.json(f"outputs/{stage}/accum-curve.json")
+        assert (curve["schema"], curve["stage"]) == ("accum-curve.v1", stage)
+    assert clone.json("outputs/equivalence/metrics.json")["equivalent"] is True
+    joined = clone.json("outputs/accum-curve.json")["points"]
+    assert {"avg_loss", "samples_per_sec", "median_step_ms", "sync_calls", "steps"} <= joined[0].keys()
+    assert "equivalence/max_grad_diff" in joined[0]
+    assert (clone.root / "outputs/report/throughput.png").is_file()
+    status = clone.run("dvc", "status").stdout
+    assert set(re.findall(r"^(\w+):", status, re.MULTILINE)) <= {"environment", "track"}
+    assert "modified" not in status
+    assert clone.git("status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("stage", MEASURING)
+def test_each_stage_is_a_finished_run_with_its_curve_and_artifacts(clone: Clone, stage: str) -> None:
+    client, found = runs(clone, stage)
+    assert [run.info.status for run in found] == ["FINISHED"]
+    (run,) = found
+    for name, value in clone.json(f"outputs/{stage}/metrics.json").items():
+        assert value is None or run.data.metrics[name] == value, name
+    artifacts = {entry.path for entry in client.list_artifacts(run.info.run_id)}
+    assert {"accum-curve.json", "metrics.json", "figures"} <= artifacts
+    assert run.data.params[f"{stage}.optimizer" if stage == "throughput" else f"{stage}.effective_batch"]
+
+
+def test_sweep_metrics_run_along_the_effective_batch(clone: Clone) -> None:
+    client, (run,) = runs(clone, "throughput")
+    history = client.get_metric_history(run.info.run_id, "sgd/samples_per_sec")
+    curve = clone.json("outputs/throughput/accum-curve.json")["points"]
+    assert [(each.step, each.value) for each in history] == [
+        (p["effective_batch"], p["samples_per_sec"]) for p in curve
+    ]
+    assert [each.timestamp for each in history] == sorted({each.timestamp for each in history})
+
+
+def test_the_ablation_logs_its_loss_curves(clone: Clone) -> None:
+    client, (run,) = runs(clone, "ablation")
+    assert [each.step for each in client.get_metric_history(run.info.run_id, "sgd/naive/loss/n4")] == [1, 2, 3]
+
+
+def test_a_second_repro_measures_nothing(clone: Clone) -> None:
+    assert set(stages_run(clone.run("dvc", "repro").stdout)) <= {"environment", "track"}
+    assert clone.git("status", "--porcelain") == ""
+
+
+def test_a_bad_value_in_the_last_section_stops_the_first_stage(unchanged: Clone) -> None:
+    unchanged.set("throughput", num_steps="many")
+    done = unchanged.run("dvc", "repro", check=False)
+    assert done.returncode != 0
+    assert stages_run(done.stdout) == ["environment"]
+    assert "params.yaml: throughput.num_steps = 'many' is not allowed" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_changing_the_engine_changes_every_measurement(unchanged: Clone) -> None:
+    unchanged.edit("src/gradaccum/engine/gradients.py", '"""', '"""Changed. ')
+    status = unchanged.run("dvc", "status").stdout
+    assert set(MEASURING) <= set(re.findall(r"^(\w+):", status, re.MULTILINE))
+
+
+def test_changing_how_files_are_written_changes_no_measurement(unchanged: Clone) -> None:
+    unchanged.edit("src/gradaccum/results/files.py", '"""The only', '"""Changed. The only')
+    status = unchanged.run("dvc", "status").stdout
+    assert not set(MEASURING) & set(re.findall(r"^(\w+):", status, re.MULTILINE))
+
+
+def test_an_experiment_runs_what_depends_on_its_change_and_can_be_compared(unchanged: Clone) -> None:
+    done = unchanged.run("dvc", "exp", "run", "--set-param", "throughput.micro_batch=8", "--name", "wide")
+    assert stages_run(done.stdout) == ["environment", "throughput", "report", "track"]
+    assert re.search(r"throughput\.micro_batch\s+4\s+8", unchanged.run("dvc", "params", "diff").stdout)
+    assert re.search(r"peak_samples_per_sec\s+[\d.]+\s+[\d.]+", unchanged.run("dvc", "metrics", "diff").stdout)
+    plots = unchanged.run("dvc", "plots", "diff", "--json", "HEAD", "wide").stdout
+    assert all(f'"{name}"' in plots for name in ("throughput", "step-time", "equivalence", "ablation"))
+    assert '"rev": "wide"' in plots
+    assert "wide" in unchanged.run("dvc", "exp", "show", "--md").stdout
+
+
+def test_a_stage_whose_claim_fails_leaves_its_files_and_a_failed_run(unchanged: Clone) -> None:
+    unchanged.edit("src/gradaccum/engine/accumulator.py", "scale * weight / total if total else 0.0", "scale * weight")
+    done = unchanged.run("dvc", "repro", "equivalence", check=False)
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    assert "sgd, cut 4x2: in float64 the gradient of" in said
+    assert "Traceback" not in said
+    assert unchanged.json("outputs/equivalence/metrics.json")["equivalent"] is False
+    client, found = runs(unchanged, "equivalence")
+    (failed,) = (run for run in found if run.info.status == "FAILED")
+    assert "accum-curve.json" in {entry.path for entry in client.list_artifacts(failed.info.run_id)}
+
+
+def test_a_workload_of_the_users_own_is_measured_again_when_its_file_changes(unchanged: Clone) -> None:
+    own = Path(__file__).parents[1] / "own_workload.py"
+    (unchanged.root / "my_model.py").write_text(own.read_text())
+    unchanged.set("workload", name="my_model:regression")
+    unchanged.run("dvc", "repro", "environment")
+    before = unchanged.json("outputs/environment.json")["workload_source"]
+    unchanged.edit("my_model.py", "0.1 *", "0.2 *")
+    unchanged.run("dvc", "repro", "environment")
+    assert unchanged.json("outputs/environment.json")["workload_source"] not in (None, before)
+    assert set(MEASURING) <= set(re.findall(r"^(\w+):", unchanged.run("dvc", "status").stdout, re.MULTILINE))
+    (unchanged.root / "my_model.py").unlink()
