@@ -11,7 +11,7 @@ repro: install  ## the pipeline
 	$(RUN) dvc repro
 
 test: install  ## the whole test suite
-	$(RUN) pytest -n 2 --dist loadgroup
+	$(RUN) pytest -n 2 --dist loadfile
 
 check: install  ## format, lint, types, import arrows
 	$(RUN) ruff format --check .

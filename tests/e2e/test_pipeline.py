@@ -1,4 +1,4 @@
-"""The real pipeline, run by DVC in a clone of the working tree. The tests of a group follow one another."""
+"""The real pipeline, run by DVC in a clone of the working tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradaccum.tracking.client import open_client
 from gradaccum.tracking.store import locate
 from tests.e2e.clone import Clone, clone_working_tree
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("pipeline")]
+pytestmark = pytest.mark.e2e
 
 MEASURING = ("equivalence", "ablation", "throughput")
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.clone import ROOT, Clone, clone_working_tree
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("readme")]
+pytestmark = pytest.mark.e2e
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
