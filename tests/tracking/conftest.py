@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from tests.tracking.dvc_project import Project, make_project
 
 from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Outcome, StepSeries
 from gradaccum.tracking.client import open_client
 from gradaccum.tracking.store import Store, locate
+from tests.tracking.dvc_project import Project, make_project
 
 FOREIGN = ("DVC_ROOT", "DVC_EXP_NAME", "DVC_EXP_BASELINE_REV", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from mlflow import MlflowClient
-from tests.tracking.dvc_project import SOURCE, Project, wait_until
 
 from gradaccum.results.curve import Curve
 from gradaccum.results.files import write_json, write_outcome
@@ -25,6 +24,7 @@ from gradaccum.tracking.patience import TrackingError
 from gradaccum.tracking.stage_run import stage_run
 from gradaccum.tracking.store import Store
 from gradaccum.tracking.track import sync, track
+from tests.tracking.dvc_project import SOURCE, Project, wait_until
 
 PARAMS = {"seed": 7, "throughput": {"micro_batch": 4}}
 

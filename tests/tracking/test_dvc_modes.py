@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from tests.tracking.dvc_project import Project, wait_until
 
 pytestmark = pytest.mark.e2e

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.tracking.dvc_project import Project, make_project
-from tests.tracking.faulty_proxy import Proxy, faulty_proxy
 
 from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
@@ -19,6 +17,8 @@ from gradaccum.tracking import stage_run as stage_run_module
 from gradaccum.tracking.patience import Patience
 from gradaccum.tracking.server import team_server
 from gradaccum.tracking.stage_run import stage_run
+from tests.tracking.dvc_project import Project, make_project
+from tests.tracking.faulty_proxy import Proxy, faulty_proxy
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("server")]
 

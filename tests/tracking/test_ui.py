@@ -19,6 +19,7 @@ from urllib.error import URLError
 
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
+
 from tests.tracking.dvc_project import SOURCE, Project
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
