@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PORT ?= 5000
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 .PHONY: repro test check ui server docs lock install
@@ -20,10 +19,10 @@ check: install  ## format, lint, types, import arrows
 	$(RUN) lint-imports
 
 ui: install  ## MLflow UI over what was logged
-	$(RUN) python -m gradaccum.tracking.ui --port $(PORT)
+	$(RUN) python -m gradaccum.tracking.ui $(if $(PORT),--port $(PORT))
 
 server: install  ## a team's tracking server, for trying it: PostgreSQL where it is installed, proxied artifacts
-	$(RUN) python -m gradaccum.tracking.server
+	$(RUN) python -m gradaccum.tracking.server $(if $(PORT),--port $(PORT))
 
 docs: install  ## copy the pipeline's figures to docs/img, where README shows them
 	mkdir -p docs/img

@@ -13,6 +13,7 @@ from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Outcome, StepSeries
 from gradaccum.tracking.client import open_client
 from gradaccum.tracking.store import Store, locate
+from tests.tracking.dvc_project import Project, make_project
 
 FOREIGN = ("DVC_ROOT", "DVC_EXP_NAME", "DVC_EXP_BASELINE_REV", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
 
@@ -64,3 +65,18 @@ def outcome() -> Outcome:
         summary=[],
         series=[StepSeries("naive/loss N=2", (1, 2, 3), (2.5, None, None))],
     )
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project after its first `dvc repro`, all committed."""
+    project = make_project(tmp_path_factory.mktemp("template") / "project")
+    project.dvc("repro")
+    project.commit("Run")
+    return project
+
+
+@pytest.fixture
+def project(template: Project, tmp_path: Path) -> Project:
+    shutil.copytree(template.root, tmp_path / "project", symlinks=True)
+    return Project(tmp_path / "project")

@@ -7,26 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.tracking.dvc_project import Project, make_project, wait_until
+from tests.tracking.dvc_project import Project, wait_until
 
 pytestmark = pytest.mark.e2e
 
 FIRST = {"equivalence": 1, "throughput": 1, "pipeline": 1}
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project after its first `dvc repro`, all committed."""
-    project = make_project(tmp_path_factory.mktemp("template") / "project")
-    project.dvc("repro")
-    project.commit("Run")
-    return project
-
-
-@pytest.fixture
-def project(template: Project, tmp_path: Path) -> Project:
-    shutil.copytree(template.root, tmp_path / "project", symlinks=True)
-    return Project(tmp_path / "project")
 
 
 def assert_artifacts_open(project: Project) -> None:

@@ -85,6 +85,34 @@ def test_numbers_that_are_not_finite_become_tags(client: MlflowClient, store: St
     assert tags["not_finite.ratio"] == "inf at step 0"
 
 
+def test_a_headline_that_is_the_end_of_a_line_adds_no_point_to_it(
+    client: MlflowClient, store: Store, outcome: Outcome
+) -> None:
+    metrics = {"sgd/samples_per_sec": 400.0, "sgd/kink": 7}
+    with stage_run("throughput", {}) as run:
+        run.log(Outcome(metrics, outcome.curve, []))
+
+    logged = only_run(client, store)
+    assert history(client, logged, "sgd/samples_per_sec") == [(4, 100.0), (8, 200.0), (16, 400.0)]
+    assert logged.data.metrics["sgd/samples_per_sec"] == 400.0
+    assert history(client, logged, "sgd/kink") == [(4, 0.0), (8, 1.0), (16, 0.0)]
+    assert logged.data.metrics["sgd/kink/headline"] == 7.0
+
+
+def test_a_field_that_is_nowhere_a_number_is_no_metric_and_one_that_diverged_everywhere_on_a_line_is_told(
+    client: MlflowClient, store: Store
+) -> None:
+    shared = {"accum_steps": 2, "effective_batch": 8, "micro_batch": 4, "world_size": 1, "cut": None}
+    points = ({"series": "right", **shared, "loss": 1.0}, {"series": "wrong", **shared, "loss": None})
+    with stage_run("ablation", {}) as run:
+        run.log(Outcome({}, Curve("ablation", "accum_steps", points), []))
+
+    logged = only_run(client, store)
+    assert logged.data.metrics == {"right/loss": 1.0}
+    told = {name: text for name, text in logged.data.tags.items() if name.startswith("not_finite")}
+    assert told == {"not_finite.wrong/loss": "null at step 2"}
+
+
 def test_time_stamps_rise_with_x(client: MlflowClient, store: Store, outcome: Outcome) -> None:
     with stage_run("throughput", {}) as run:
         run.log(outcome)

@@ -11,7 +11,7 @@ from gradaccum.results.files import read_curve, read_json
 from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import LOCK, PARAMS, LockedStage, Pipeline
 from gradaccum.tracking.provenance import origin, short_name
-from gradaccum.tracking.records import Measured, curve_lines, headline
+from gradaccum.tracking.records import Measured, results
 from gradaccum.tracking.store import Store
 
 _OUTPUTS = Path("outputs")
@@ -49,7 +49,7 @@ def publish_pipeline(
 def _measured(stage: LockedStage, prefix: str = "") -> Measured:
     assert stage.metrics_file
     assert stage.curve_file
-    return headline(read_json(stage.metrics_file), prefix) + curve_lines(read_curve(stage.curve_file), prefix)
+    return results(read_json(stage.metrics_file), read_curve(stage.curve_file), prefix)
 
 
 def _files(pipeline: Pipeline) -> dict[str, bytes | Path]:

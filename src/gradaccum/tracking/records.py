@@ -14,6 +14,8 @@ from gradaccum.results.curve import REQUIRED, Curve
 from gradaccum.results.outcome import StepSeries
 
 PARAM_LIMIT = 6000  # characters, MLflow's own
+Lines = dict[str, list[tuple[int, Any]]]
+
 _CUT_MARK = " ... cut, whole in params/"
 _NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]")
 _PARTS_OF_A_NAME = re.compile(r"/{2,}|(?<![^/])\.{1,2}(?![^/])")
@@ -63,25 +65,35 @@ def cut_params(flat: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]
     return cut, whole
 
 
-def headline(metrics: Mapping[str, Any], prefix: str = "") -> Measured:
-    """One sample a number; `true` is 1."""
-    lines = {f"{prefix}{name}": [(0, value)] for name, value in metrics.items() if _is_number(value)}
-    return _measured(lines)
+def results(metrics: Mapping[str, Any], curve: Curve, prefix: str = "") -> Measured:
+    """The headline, one sample a number (`true` is 1), and the curve's lines.
 
-
-def curve_lines(curve: Curve, prefix: str = "") -> Measured:
-    """`<series>/<field>` against the curve's x, for every field that is a number anywhere on the line."""
-    lines: dict[str, list[tuple[int, Any]]] = {}
-    for series, points in curve.series().items():
-        fields = {name for point in points for name, value in point.items() if _is_number(value)}
-        for name in sorted(fields - set(REQUIRED)):
-            line = [(point[curve.x], point[name]) for point in points if name in point]
-            lines[f"{prefix}{series}/{name}"] = [(step, value) for step, value in line if _is_number(value)]
-    return _measured(lines)
+    A headline named like a line is the line's end, which MLflow shows as the metric's value: it is left to the line,
+    else it would be a stray point at step 0 of its chart. One that is not its end is named `<line>/headline`.
+    """
+    lines = _curve_lines(curve, prefix)
+    heads: Lines = {}
+    for name, value in metrics.items():
+        line = lines.get(f"{prefix}{name}")
+        if _is_number(value) and not (line and line[-1][1] == value):
+            heads[f"{prefix}{name}/headline" if line else f"{prefix}{name}"] = [(0, value)]
+    return _measured(heads | lines)
 
 
 def series_lines(series: Iterable[StepSeries]) -> Measured:
     return _measured({line.name: list(zip(line.steps, line.values, strict=True)) for line in series})
+
+
+def _curve_lines(curve: Curve, prefix: str) -> Lines:
+    """`<series>/<field>` against the curve's x, for every field that is a number anywhere on the curve."""
+    numeric = {name for point in curve.points for name, value in point.items() if isinstance(value, int | float)}
+    lines: Lines = {}
+    for series, points in curve.series().items():
+        for name in sorted(numeric - set(REQUIRED)):
+            line = [(point[curve.x], point[name]) for point in points if _is_number(point.get(name, ""))]
+            if line:
+                lines[f"{prefix}{series}/{name}"] = line
+    return lines
 
 
 def metric_name(name: str) -> str:
@@ -98,7 +110,7 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, int | float)
 
 
-def _measured(lines: Mapping[str, list[tuple[int, Any]]]) -> Measured:
+def _measured(lines: Lines) -> Measured:
     samples: list[Sample] = []
     tags: dict[str, str] = {}
     for raw, line in lines.items():

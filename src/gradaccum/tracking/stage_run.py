@@ -14,7 +14,7 @@ from gradaccum.results.outcome import Outcome
 from gradaccum.tracking.memory import md5, remember_run, results_digest
 from gradaccum.tracking.patience import Patience, tracking_mode
 from gradaccum.tracking.provenance import origin, short_name
-from gradaccum.tracking.records import curve_lines, digest, flatten, headline, series_lines
+from gradaccum.tracking.records import digest, flatten, results, series_lines
 from gradaccum.tracking.store import Store, locate
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class StageRun:
         """Log everything that a measurement hands over; `figures` are PNG bytes by file name."""
         files: dict[str, bytes | Path] = {path.name: path for path in artifacts}
         files |= {f"figures/{name}": png for name, png in (figures or {}).items()}
-        results = results_digest({path.name: md5(path) for path in artifacts})
-        self._write("take the results", lambda journal: _log(journal, outcome, files, results=results))
+        made = results_digest({path.name: md5(path) for path in artifacts})
+        self._write("take the results", lambda journal: _log(journal, outcome, files, digest_of_results=made))
         if self._journal and self._patience and not self._patience.lost:
-            remember_run(self.stage, self._journal.run_id, store=self._store, results=results)
+            remember_run(self.stage, self._journal.run_id, store=self._store, results=made)
 
     def end(self, status: str) -> None:
         self._write("end the run", lambda journal: journal.end(status))
@@ -98,10 +98,10 @@ def _open(store: Store, stage: str, params: Mapping[str, Any]) -> Journal:
     return journal
 
 
-def _log(journal: Journal, outcome: Outcome, files: Mapping[str, bytes | Path], *, results: str) -> None:
-    journal.measured(headline(outcome.metrics) + curve_lines(outcome.curve) + series_lines(outcome.series))
+def _log(journal: Journal, outcome: Outcome, files: Mapping[str, bytes | Path], *, digest_of_results: str) -> None:
+    journal.measured(results(outcome.metrics, outcome.curve) + series_lines(outcome.series))
     journal.files(files)
-    journal.tags({"results": results})  # last: it says that everything above is there
+    journal.tags({"results": digest_of_results})  # last: it says that everything above is there
 
 
 def _status_of(error: BaseException) -> str:

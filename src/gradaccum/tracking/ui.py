@@ -21,10 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if store.uri.startswith("http"):
         print(f"The runs are on a server, which has a UI of its own: {store.label}")
         return 0
-    from gradaccum.tracking.client import open_client  # noqa: PLC0415 - mlflow takes a second
+    from gradaccum.tracking.client import experiment_id, open_client  # noqa: PLC0415 - mlflow takes a second
 
-    open_client(store)
-    print(f"MLflow UI: http://127.0.0.1:{port}\nStore: {store.label}\nArtifacts: {store.artifacts}", flush=True)
+    runs = experiment_id(open_client(store), store, store.name)
+    # Without the workflow type, MLflow's UI opens on pages about chat models.
+    print(f"Pipeline runs: http://127.0.0.1:{port}/#/experiments/{runs}/runs?workflowType=machine_learning")
+    print(f"Store: {store.label}\nArtifacts: {store.artifacts}", flush=True)
     with mlflow_server(store.uri, port=port) as server:
         return _wait(server)
 

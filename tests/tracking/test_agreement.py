@@ -1,0 +1,197 @@
+"""Agreement in one process: what `track` finds, what it makes, and what it must never do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from mlflow import MlflowClient
+
+from gradaccum.results.curve import Curve
+from gradaccum.results.files import write_json, write_outcome
+from gradaccum.results.outcome import Outcome
+from gradaccum.tracking import publication
+from gradaccum.tracking import track as track_module
+from gradaccum.tracking.agreement import agree
+from gradaccum.tracking.journal import Journal
+from gradaccum.tracking.lockfile import LockedStage, Pipeline
+from gradaccum.tracking.memory import md5
+from gradaccum.tracking.patience import TrackingError
+from gradaccum.tracking.stage_run import stage_run
+from gradaccum.tracking.store import Store
+from gradaccum.tracking.track import sync, track
+from tests.tracking.dvc_project import SOURCE, Project, wait_until
+
+PARAMS = {"seed": 7, "throughput": {"micro_batch": 4}}
+
+
+@pytest.fixture
+def pipeline(repository: Path, outcome: Outcome) -> Pipeline:
+    """A measured stage and a report, as DVC would have locked them, with their files in the working folder."""
+    return locked(outcome)
+
+
+def locked(outcome: Outcome, **params: object) -> Pipeline:
+    joined = write_json(Path("outputs/accum-curve.json"), outcome.curve.to_json())
+    outs = {str(path): md5(path) for path in write_outcome(outcome)}
+    measured = LockedStage("throughput", "python t.py", {"t.py": "1"}, {"params.yaml": {**PARAMS, **params}}, outs)
+    return Pipeline({"throughput": measured, "report": LockedStage("report", "r", outs=({str(joined): md5(joined)}))})
+
+
+def counts(store: Store, client: MlflowClient) -> tuple[int, int]:
+    """How many finished runs there are, of stages and of the pipeline."""
+    return tuple(len(runs(store, client, name)) for name in (store.stages_name, store.name))  # type: ignore[return-value]
+
+
+def runs(store: Store, client: MlflowClient, name: str) -> list:  # type: ignore[type-arg]
+    experiment = client.get_experiment_by_name(name)
+    return list(client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")) if experiment else []
+
+
+def test_agreeing_twice_adds_nothing(store: Store, client: MlflowClient, pipeline: Pipeline) -> None:
+    first = agree(store, pipeline)
+    second = agree(store, pipeline)
+
+    assert first.runs == {"throughput": "published", "pipeline": "published"}
+    assert second.runs == {"throughput": "as it was", "pipeline": "as it was"}
+    assert counts(store, client) == (1, 1)
+
+
+def test_the_live_run_with_these_results_is_claimed_and_another_is_not(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    other = Outcome({"peak_samples_per_sec": 1.0}, outcome.curve, [])
+    for measured in (other, outcome):
+        with stage_run("throughput", PARAMS) as run:
+            run.log(measured, artifacts=write_outcome(measured))
+    pipeline = locked(outcome)
+
+    assert agree(store, pipeline).runs["throughput"] == "claimed"
+    (claimed,) = [run for run in runs(store, client, store.stages_name) if "stage_key" in run.data.tags]
+    assert claimed.info.run_id == run.run_id
+
+
+def test_a_live_run_of_other_params_is_not_claimed_though_its_results_are_equal(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    with stage_run("throughput", PARAMS) as run:
+        run.log(outcome, artifacts=write_outcome(outcome))
+
+    assert agree(store, locked(outcome, seed=8)).runs["throughput"] == "published"
+
+
+def test_a_run_half_made_is_never_taken_for_done(
+    store: Store, client: MlflowClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(publication, "_files", lambda pipeline: {"missing": Path("missing")})
+        with pytest.raises(FileNotFoundError):
+            agree(store, pipeline)
+    assert counts(store, client) == (1, 0)
+
+    assert agree(store, pipeline).runs == {"throughput": "as it was", "pipeline": "published"}
+    assert counts(store, client) == (1, 1)
+
+
+@pytest.mark.parametrize("mark", ["stage_key", "state"])
+def test_the_tag_that_identifies_a_run_is_set_last(
+    store: Store, client: MlflowClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    calls: list[tuple[str, str]] = []
+    for name in ("params", "measured", "files", "tags", "end"):
+        original = getattr(Journal, name)
+
+        def spied(self: Journal, given: object, name: str = name, original: object = original) -> None:
+            calls.append((self.run_id, f"{name} {sorted(given)}" if isinstance(given, dict) else name))
+            original(self, given)  # type: ignore[operator]
+
+        monkeypatch.setattr(Journal, name, spied)
+    agree(store, pipeline)
+
+    (run_id,) = {run for run, call in calls if call == f"tags {[mark]}"}
+    assert [call for run, call in calls if run == run_id][-1] == f"tags {[mark]}"
+
+
+def test_a_stage_whose_files_are_not_those_of_the_lock_is_not_published(
+    store: Store, client: MlflowClient, pipeline: Pipeline
+) -> None:
+    Path("outputs/throughput/metrics.json").write_text("{}")
+
+    agreement = agree(store, pipeline)
+
+    assert agreement.runs == {}
+    assert "outputs/throughput/metrics.json: missing, or not as dvc.lock has it" in agreement.problems[0]
+    assert counts(store, client) == (0, 0)
+
+
+def test_a_curve_of_text_and_nulls_is_published(store: Store, client: MlflowClient) -> None:
+    point = {"series": "sgd", "effective_batch": 4, "accum_steps": 4, "micro_batch": None, "cut": [3, 1]}
+    points = [
+        point | {"world_size": 1, "loss": None, "note": "n"},
+        point | {"world_size": 1, "loss": 1.5, "note": None},
+    ]
+    agree(store, locked(Outcome({}, Curve("throughput", "accum_steps", tuple(points)), [])))
+
+    (run,) = runs(store, client, store.name)
+    assert run.data.metrics == {"throughput/sgd/loss": 1.5}
+    assert run.data.tags["not_finite.throughput/sgd/loss"] == "null at step 4"
+
+
+def test_nothing_new_imports_neither_mlflow_nor_torch(template: Project) -> None:
+    script = (
+        "import sys\nfrom gradaccum.tracking.track import track\ntrack()\n"
+        "print([name for name in ('mlflow', 'torch') if name in sys.modules])"
+    )
+    done = template.run(sys.executable, "-c", script)
+
+    assert "nothing new" in done.stdout
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.usefixtures("repository")
+def test_track_does_not_fail_the_pipeline_unless_strict(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    track()
+    assert "dvc.lock is missing" in caplog.text
+
+    monkeypatch.setenv("GRADACCUM_TRACKING", "strict")
+    with pytest.raises(TrackingError, match=r"dvc\.lock is missing"):
+        track()
+
+
+def test_track_warns_once_of_a_store_that_is_down_and_sync_fails(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(track_module, "read_pipeline", lambda: pipeline)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    track()
+    assert len(caplog.records) == 1
+
+    with pytest.raises(TrackingError, match="could not take the pipeline's state"):
+        sync()
+
+
+def test_two_at_once_publish_one_run(project: Project, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'own.db'}"
+    script = "from gradaccum.tracking.track import sync; print('ready', flush=True); sync()"
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "MLFLOW_TRACKING_URI": uri}
+    (project.root / ".track").mkdir(exist_ok=True)
+    with FileLock(project.root / ".track" / "agree.lock"):
+        both = [
+            subprocess.Popen([sys.executable, "-c", script], cwd=project.root, env=environment, stdout=subprocess.PIPE)
+            for _ in range(2)
+        ]
+        for child in both:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+    wait_until(lambda: all(child.poll() is not None for child in both))
+    for child in both:
+        child.communicate()
+
+    assert [child.returncode for child in both] == [0, 0]
+    assert Project(project.root, uri=uri).census() == {"equivalence cached": 1, "throughput cached": 1, "pipeline": 1}
