@@ -69,6 +69,26 @@ class Objective:
                 raise _no_count(index // terms, count)
         return list(zip(*[iter(numbers)] * terms, strict=True))
 
+    def totals(self, window: Sequence[Batch]) -> list[float]:
+        """Targets of the whole window, one count a term: what divides its loss."""
+        return [sum(of_term) for of_term in zip(*self.counts(window), strict=True)]
+
+    def share(self, model: nn.Module, batch: Batch, totals: Sequence[float]) -> Tensor:
+        """A micro-batch's part of the loss that `totals` divide, as one scalar to differentiate.
+
+        Over a window's own totals the shares of its micro-batches add up to its loss; over the micro-batch's own
+        totals it is the micro-batch's mean.
+        """
+        (counts,) = self.counts([batch])
+        parts = [
+            loss_sum * (weight / total)
+            for loss_sum, weight, total, count in zip(
+                self.loss_sums(model, batch), self.terms.values(), totals, counts, strict=True
+            )
+            if count
+        ]
+        return torch.stack(parts).sum() if parts else torch.zeros(())
+
     def loss_sums(self, model: nn.Module, batch: Batch) -> Sequence[Tensor]:
         """The scalar loss sum of each term over one micro-batch, at least float32, from one forward pass."""
         returned = self.loss_sum(model, batch)
