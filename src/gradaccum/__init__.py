@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gradaccum.errors import GradaccumError as GradaccumError
     from gradaccum.errors import PreflightWarning as PreflightWarning
     from gradaccum.errors import StateError as StateError
+    from gradaccum.measurements.diagnose import Diagnosis as Diagnosis
+    from gradaccum.measurements.diagnose import diagnose as diagnose
     from gradaccum.workloads.workload import Workload as Workload
 
 _HOMES = {
@@ -24,12 +26,14 @@ _HOMES = {
     "BatchError": "gradaccum.errors",
     "BatchPlan": "gradaccum.engine.batching",
     "ConfigError": "gradaccum.errors",
+    "Diagnosis": "gradaccum.measurements.diagnose",
     "GradaccumError": "gradaccum.errors",
     "Objective": "gradaccum.engine.objective",
     "PreflightWarning": "gradaccum.errors",
     "StateError": "gradaccum.errors",
     "StepResult": "gradaccum.engine.step_result",
     "Workload": "gradaccum.workloads.workload",
+    "diagnose": "gradaccum.measurements.diagnose",
     "gradient_sync": "gradaccum.engine.gradient_sync",
     "master_weights": "gradaccum.engine.precision",
     "split": "gradaccum.engine.batching",

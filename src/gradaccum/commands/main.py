@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gradaccum.commands.diagnose import diagnose
 from gradaccum.commands.sync import sync
 from gradaccum.errors import GradaccumError
 
@@ -23,4 +24,5 @@ def main() -> None:
     """Gradient accumulation, proved, measured and tracked."""
 
 
+main.add_command(diagnose)
 main.add_command(sync)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gradaccum.engine import gradients, preflight
-from gradaccum.engine.batching import Batch, batch_size
+from gradaccum.engine.batching import Batch, samples_in
 from gradaccum.engine.gradient_sync import gradient_sync, refuse_wrapped
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
@@ -85,7 +86,7 @@ class Accumulator:
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
         self._in_window = False
-        self._saw_graph = False
+        self._looked = False
 
     def step(self, window: Sequence[Batch]) -> StepResult:
         """Forward and backward over every micro-batch of the window, then one optimizer step.
@@ -100,6 +101,7 @@ class Accumulator:
             raise BatchError("the window is empty, so there is no gradient to step on. Give at least one micro-batch.")
         self._in_window = True
         try:
+            samples = sum([samples_in(batch) for batch in window])
             sums, sync_calls, grad_norm = self._gather(window)
             skip_reason = self._skip_reason(sums.totals, grad_norm)
             self._advance(applied=not skip_reason, counted=any(sums.totals))
@@ -112,7 +114,7 @@ class Accumulator:
             loss=weighted_sum(means, self.objective.terms.values()) if self.objective.weights else means[0],
             grad_norm=grad_norm,
             count=sums.totals[0],
-            samples=sum(batch_size(batch) for batch in window),
+            samples=samples,
             micro_batches=len(window),
             sync_calls=sync_calls,
             applied=not skip_reason,
@@ -140,36 +142,39 @@ class Accumulator:
 
     def _accumulate(self, window: Sequence[Batch], counts: Sequence[Sequence[float]]) -> tuple[LossSums, int]:
         """Backward of every micro-batch that has targets; returns the loss sums and how many passes synced."""
-        sums = LossSums.divided_by([sum(of_term) for of_term in zip(*counts, strict=True)])
-        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
-        shares = [
-            scale * weight / total if total else 0.0
-            for weight, total in zip(self.objective.terms.values(), sums.totals, strict=True)
-        ]
+        totals = [sum(of_term) for of_term in zip(*counts, strict=True)]
         with_targets = [(batch, of_batch) for batch, of_batch in zip(window, counts, strict=True) if any(of_batch)]
+        last = len(with_targets) - 1
+        computing = autocast(self.precision, self._gradients.device)
+        seeds: list[Tensor] = []
+        losses: list[list[Tensor]] = []
         sync_calls = 0
-        for index, (batch, of_batch) in enumerate(with_targets, start=1):
-            synced = self.sync == "every" or index == len(with_targets)
+        for index, (batch, of_batch) in enumerate(with_targets):
+            synced = index == last or self.sync == "every"
             with gradient_sync(self.model, enabled=synced):
-                losses = self._forward(batch)
-                live = [term for term, count in enumerate(of_batch) if count]
-                # As the seed of backward a share scales the loss without a division node.
-                torch.autograd.backward(
-                    [losses[term] for term in live], [losses[term].new_full((), shares[term]) for term in live]
-                )
+                with computing:
+                    sums = self.objective.loss_sums(self.model, batch)
+                if not seeds:
+                    seeds = self._seeds(sums, totals)
+                if all(of_batch):
+                    torch.autograd.backward(sums, seeds)
+                else:
+                    torch.autograd.backward(list(compress(sums, of_batch)), list(compress(seeds, of_batch)))
             self._gradients.absorb()
-            for term in live:
-                sums.losses[term].append(losses[term].detach())
+            losses.append([loss.detach() for loss in sums])
             sync_calls += synced
-        return sums, sync_calls
+        return LossSums(losses, [of_batch for _, of_batch in with_targets], totals), sync_calls
 
-    def _forward(self, batch: Batch) -> Sequence[Tensor]:
-        with autocast(self.precision, self._gradients.device):
-            losses = self.objective.loss_sums(self.model, batch)
-        if not self._saw_graph:
-            self._saw_graph = True
-            preflight.warn_of_reentrant_checkpoints(losses)
-        return losses
+    def _seeds(self, sums: Sequence[Tensor], totals: Sequence[float]) -> list[Tensor]:
+        """What backward starts from: a term's share of the window, which so is scaled without a division node."""
+        if not self._looked:
+            self._looked = True
+            preflight.warn_of_reentrant_checkpoints(sums)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        return [
+            loss_sum.new_full((), scale * weight / total if total else 0.0)
+            for loss_sum, weight, total in zip(sums, self.objective.terms.values(), totals, strict=True)
+        ]
 
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
         if not any(totals):

@@ -133,7 +133,7 @@ def _rows(start: int, size: int, tensor: Tensor) -> Tensor:
 
 def batch_size(batch: Batch) -> int:
     """Samples in a batch: dim 0, which all its tensors share."""
-    lengths = {len(tensor) if tensor.dim() else None for tensor in tensors_of(batch)}
+    lengths = {tensor.size(0) if tensor.dim() else None for tensor in tensors_of(batch)}
     if not lengths:
         raise BatchError("the batch holds no tensor, so its samples cannot be counted. Put its data in tensors.")
     if None in lengths:
@@ -148,16 +148,23 @@ def batch_size(batch: Batch) -> int:
     return length
 
 
+def samples_in(micro_batch: Batch) -> int:
+    """Samples in a micro-batch that is not to be cut: dim 0 of its first tensor; what else it holds is its own."""
+    first = next(tensors_of(micro_batch), None)
+    if first is None or not first.dim():
+        return batch_size(micro_batch)  # which says what is wrong
+    return first.size(0)
+
+
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
     """Every tensor of a batch, in order."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(batch, note)
-    return iter(found)
+    if isinstance(batch, Tensor):
+        yield batch
+        return
+    if not isinstance(batch, dict | tuple | list):
+        raise _unknown(batch)
+    for item in batch.values() if isinstance(batch, dict) else batch:
+        yield from tensors_of(item)
 
 
 def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -170,7 +177,11 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
         return type(batch)(*(map_tensors(item, change) for item in batch))
     if isinstance(batch, tuple | list):
         return type(batch)(map_tensors(item, change) for item in batch)
-    raise BatchError(
+    raise _unknown(batch)
+
+
+def _unknown(batch: Batch) -> BatchError:
+    return BatchError(
         f"a batch may hold tensors and tuples, lists or dicts of them, but this one holds a {type(batch).__name__}, "
         "and how to cut that is unknown. Turn it into a tensor, or leave it out of the batch."
     )

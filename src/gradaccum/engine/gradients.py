@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-HALF = (torch.bfloat16, torch.float16)
+HALF = frozenset({torch.bfloat16, torch.float16})
 
 
 def clear(parameters: Iterable[nn.Parameter]) -> None:
@@ -25,11 +25,8 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """L2 norm over all gradients together, a scalar of at least float32; 0 where there is none."""
     if not gradients:
         return torch.zeros(())
-    if any(gradient.dtype in HALF for gradient in gradients):
-        norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float32)
-    else:
-        norms = torch._foreach_norm(list(gradients))
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    widened = None if HALF.isdisjoint({gradient.dtype for gradient in gradients}) else torch.float32
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2, widened)))
     return norm
 
 

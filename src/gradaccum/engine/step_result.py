@@ -40,21 +40,21 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Detached loss sums of a window: one list a term, and the count that divides it."""
+    """Detached loss sums of a window, and the counts that divide them: `[micro-batch][term]`, and `[term]`."""
 
-    losses: Sequence[list[Tensor]]
+    losses: Sequence[Sequence[Tensor]]
+    counts: Sequence[Sequence[float]]
     totals: Sequence[float]
-
-    @classmethod
-    def divided_by(cls, totals: Sequence[float]) -> LossSums:
-        return cls([[] for _ in totals], totals)
 
     def means(self) -> list[Tensor]:
         """Mean of each term over its targets; NaN where it had none."""
-        return [
-            torch.stack(losses).sum() * (1 / total) if losses else torch.tensor(math.nan)
-            for losses, total in zip(self.losses, self.totals, strict=True)
-        ]
+        return [self._mean(term, total) for term, total in enumerate(self.totals)]
+
+    def _mean(self, term: int, total: float) -> Tensor:
+        if not total:
+            return torch.tensor(math.nan)
+        losses = [of_batch[term] for of_batch, counts in zip(self.losses, self.counts, strict=True) if counts[term]]
+        return (losses[0] if len(losses) == 1 else torch.stack(losses).sum()) / total
 
 
 def weighted_sum(means: Sequence[Tensor], weights: Iterable[float]) -> Tensor:

@@ -40,6 +40,7 @@ BUILT_IN: Mapping[str, type] = {
     "digits": NoOptions,
     "dictionary": NoOptions,
     "definitions": NoOptions,
+    "contrastive": NoOptions,
     "synthetic": SyntheticOptions,
 }
 

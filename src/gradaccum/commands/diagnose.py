@@ -1,0 +1,105 @@
+"""`gradaccum diagnose`: is accumulation right for your model and your loop?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradaccum.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradaccum.measurements.diagnose import Diagnosis
+
+NOT_EQUIVALENT, NOT_JUDGED = 1, 2
+
+
+class Cut(click.ParamType):  # type: ignore[type-arg]  # generic only for type checkers
+    """`5,4,3`: sizes of micro-batches."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        sizes = [size.strip() for size in str(value).split(",")]
+        if not all(size.isdigit() and int(size) for size in sizes):
+            self.fail(f"{value!r} is no cut. Write the sizes of the micro-batches, such as 5,4,3.", param, ctx)
+        return tuple(map(int, sizes))
+
+
+@click.command()
+@click.argument("workload")
+@click.option("--step", metavar="PACKAGE.MODULE:STEP", help="Your loop: step(model, optimizer, micro_batches).")
+@click.option("--samples", default=16, show_default=True, type=click.IntRange(2), help="Size of the batch to cut.")
+@click.option("--cut", "cuts", multiple=True, type=Cut(), help="Sizes of micro-batches; may be given several times.")
+@click.pass_context
+def diagnose(
+    ctx: click.Context, workload: str, step: str | None, samples: int, cuts: tuple[tuple[int, ...], ...]
+) -> None:
+    """Compare cuts of one batch with the whole batch, and say why they differ.
+
+    WORKLOAD is the name of a built-in one (digits, dictionary, definitions, contrastive) or package.module:factory, a
+    function of yours that returns a gradaccum.Workload.
+
+    Ends with 0 where the loop is equivalent to the full batch, 1 where it is not, 2 where that could not be judged.
+    """
+    try:
+        found = _diagnose(workload, step, samples, cuts)
+    except Exception as error:  # noqa: BLE001 (a user's model or loop may raise anything, and then there is no verdict)
+        click.echo(f"Not judged: {type(error).__name__}: {error}", err=True)
+        ctx.exit(NOT_JUDGED)
+    show(found)
+    ctx.exit(0 if found.equivalent else NOT_EQUIVALENT)
+
+
+def _diagnose(name: str, step: str | None, samples: int, cuts: tuple[tuple[int, ...], ...]) -> Diagnosis:
+    import torch  # noqa: PLC0415 (so that --help needs no torch)
+
+    from gradaccum.measurements.diagnose import diagnose as run  # noqa: PLC0415
+    from gradaccum.workloads.choice import WorkloadChoice  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    workload = WorkloadChoice.parse({"name": name}).load()
+    batch = workload.collate([workload.train[index] for index in range(min(samples, len(workload.train)))])
+    return run(workload.make_model, workload.objective, batch, cuts=cuts or None, step=_load(step) if step else None)
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Callable[..., Any] = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--step {name}: {error}. Give it as package.module:function, importable from {Path.cwd()}."
+        ) from error
+    return found
+
+
+def show(found: Diagnosis) -> None:
+    """Print what was found: a row a cut, then the causes with what to do."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from gradaccum.measurements.cuts import cut_name  # noqa: PLC0415
+
+    console = Console()
+    table = Table("cut", "float64", "float32", "norm ratio", "worst parameter", "verdict")
+    for cut in found.cuts:
+        table.add_row(
+            cut_name(cut.cut),
+            f"{cut.sharp.grad_rel_diff:.1e}",
+            f"{cut.single.grad_rel_diff:.1e}",
+            f"{cut.sharp.norm_ratio:.4g}",
+            f"{cut.parameters[0].name} (x{cut.parameters[0].norm_ratio:.4g})",
+            "right" if cut.equivalent else "wrong",
+        )
+    console.print(table)
+    for cause in found.causes:
+        console.print(f"[bold]{cause.kind}[/bold]: {cause.finding}", highlight=False)
+        console.print(f"  {cause.advice}", highlight=False)
+    console.print("Equivalent to the full batch." if found.equivalent else "Not equivalent to the full batch.")

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gradaccum.commands.main import main
+
+MODULE = """
+import torch.nn.functional as F
+from tests.own_workload import regression
+
+def naive(model, optimizer, micro_batches):
+    optimizer.zero_grad()
+    for inputs, targets in micro_batches:
+        F.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+def broken(model, optimizer, micro_batches):
+    raise RuntimeError("no such device")
+"""
+
+
+@pytest.fixture
+def own_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_loop.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_loop", raising=False)
+    return "own_loop"
+
+
+def gradaccum(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["diagnose", *arguments])
+
+
+def test_it_ends_with_0_where_the_loop_is_equivalent(own_loop: str) -> None:
+    result = gradaccum(f"{own_loop}:regression", "--samples", "12", "--cut", "5,4,3")
+    assert (result.exit_code, "5+4+3" in result.output) == (0, True)
+    assert "Equivalent to the full batch." in result.output
+
+
+def test_it_ends_with_1_and_the_mistake_where_the_loop_is_wrong(own_loop: str) -> None:
+    result = gradaccum(f"{own_loop}:regression", "--step", f"{own_loop}:naive")
+    assert result.exit_code == 1
+    assert "the loss is not divided by the 2 accumulation steps" in " ".join(result.output.split())
+
+
+def test_it_ends_with_1_where_the_loss_is_no_sum_over_samples() -> None:
+    result = gradaccum("contrastive")
+    assert (result.exit_code, "not separable" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("own_loop:regression", "--step", "own_loop:broken"), "RuntimeError: no such device"),
+        (("own_loop:regression", "--step", "own_loop:nothing"), "has no attribute 'nothing'"),
+        (("own_loop:regression", "--cut", "5,4"), "adds up to 9, but the batch has 16 samples"),
+        (("nowhere:factory",), "no module 'nowhere'"),
+        (("own_loop:naive",), "Not judged"),
+    ],
+)
+@pytest.mark.usefixtures("own_loop")
+def test_it_ends_with_2_where_nothing_could_be_judged(arguments: tuple[str, ...], message: str) -> None:
+    result = gradaccum(*arguments)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+def test_a_cut_that_is_none_is_refused() -> None:
+    result = gradaccum("digits", "--cut", "5,zero")
+    assert (result.exit_code, "Write the sizes of the micro-batches" in result.output) == (2, True)
+
+
+def test_help_imports_neither_torch_nor_mlflow() -> None:
+    code = (
+        "import sys\nfrom gradaccum.commands.main import main\n"
+        "try: main(['diagnose', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'mlflow', 'numpy'} & set(sys.modules), 'too much'"
+    )
+    subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"], check=True, timeout=60)

@@ -1,0 +1,300 @@
+"""Breaks the engine on purpose, one small way at a time, and requires a named test to notice.
+
+Run it as `python tests/mutants.py`. torch is imported once, and every mutant is tried in a fork. A harmless mutant
+comes first, and must survive: a test that fails whatever the engine does notices nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CAUGHT = pytest.ExitCode.TESTS_FAILED
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One breakage: a text of one file, what replaces it, and the test that must fail."""
+
+    name: str
+    file: str
+    text: str
+    broken: str
+    test: str
+
+
+ACCUMULATOR, PRECISION, STEP_RESULT = (
+    f"src/gradaccum/engine/{name}.py" for name in ("accumulator", "precision", "step_result")
+)
+OBJECTIVE, BATCHING = (f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching"))
+STEPS, PRECISIONS = "tests/engine/test_accumulator.py", "tests/engine/test_precision.py"
+
+HARMLESS = Mutant(
+    "nothing is broken",
+    ACCUMULATOR,
+    "self.steps += 1",
+    "self.steps += 1  # harmless",
+    f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
+)
+
+MUTANTS = [
+    Mutant(
+        "the loss is not divided",
+        ACCUMULATOR,
+        "scale * weight / total if total else 0.0",
+        "scale * weight",
+        f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
+    ),
+    Mutant(
+        "the loss is divided by the number of micro-batches",
+        ACCUMULATOR,
+        "totals = [sum(of_term) for of_term in zip(*counts, strict=True)]",
+        "totals = [float(len(window)) for _ in self.objective.terms]",
+        f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
+    ),
+    Mutant(
+        "a mean of means",
+        ACCUMULATOR,
+        "torch.autograd.backward(sums, seeds)",
+        "torch.autograd.backward(sums, [seed * totals[0] / len(window) / of_batch[0] for seed in seeds])",
+        f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
+    ),
+    Mutant(
+        "the short last window is divided by the longest one's count",
+        ACCUMULATOR,
+        "totals = [sum(of_term) for of_term in zip(*counts, strict=True)]",
+        "totals = self._t = [max(a, sum(b)) for a, b in zip(getattr(self, '_t', [0]), zip(*counts))]",
+        f"{STEPS}::test_a_last_short_window_is_divided_by_its_own_count_and_leaks_nothing",
+    ),
+    Mutant(
+        "masked targets are counted",
+        OBJECTIVE,
+        "int(np.count_nonzero(labels.numpy() != ignore_index))",
+        "labels.numel()",
+        "tests/engine/test_objective.py::test_ignored_labels_are_no_targets",
+    ),
+    Mutant(
+        "class weights are summed as targets",
+        OBJECTIVE,
+        "if class_weights is not None:",
+        "if False:",
+        "tests/engine/test_objective.py::test_class_weights_divide_by_the_weights_of_the_whole_window",
+    ),
+    Mutant(
+        "every term is divided by the first one's count",
+        ACCUMULATOR,
+        "zip(sums, self.objective.terms.values(), totals, strict=True)",
+        "zip(sums, self.objective.terms.values(), [totals[0]] * len(totals), strict=True)",
+        "tests/engine/test_objective.py::test_each_term_is_divided_by_its_own_count",
+    ),
+    Mutant(
+        "the reported loss is divided by N as well",
+        STEP_RESULT,
+        "torch.stack(losses).sum()) / total",
+        "torch.stack(losses).sum()) / total / len(losses)",
+        f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
+    ),
+    Mutant(
+        "each micro-batch is clipped",
+        ACCUMULATOR,
+        "            self._gradients.absorb()\n",
+        "            self._gradients.absorb()\n"
+        "            g = self._gradients.whole()\n"
+        "            self.clip_norm and gradients.clip(g, gradients.global_norm(g), self.clip_norm)\n",
+        f"{STEPS}::test_the_whole_windows_gradient_is_clipped_once",
+    ),
+    Mutant(
+        "the clip comes before the unscale",
+        ACCUMULATOR,
+        "gradients.scale(whole, 1 / self.loss_scale.value)",
+        "gradients.clip(whole, gradients.global_norm(whole), self.clip_norm or 1e30);"
+        " gradients.scale(whole, 1 / self.loss_scale.value)",
+        f"{PRECISIONS}::test_the_loss_scale_is_taken_out_once_before_the_clip",
+    ),
+    Mutant(
+        "gradients are unscaled twice",
+        ACCUMULATOR,
+        "gradients.scale(whole, 1 / self.loss_scale.value)",
+        "gradients.scale(whole, 1 / self.loss_scale.value**2)",
+        f"{PRECISIONS}::test_the_loss_scale_is_taken_out_once_before_the_clip",
+    ),
+    Mutant(
+        "the scheduler ticks every micro-batch",
+        ACCUMULATOR,
+        "            self._gradients.absorb()\n",
+        "            self._gradients.absorb()\n            self.scheduler and self.scheduler.step()\n",
+        f"{STEPS}::test_a_warm_up_of_ten_steps_takes_ten_windows",
+    ),
+    Mutant(
+        "weights are averaged every micro-batch",
+        ACCUMULATOR,
+        "            self._gradients.absorb()\n",
+        "            self._gradients.absorb()\n            [callback(self.model) for callback in self.after_step]\n",
+        f"{STEPS}::test_callbacks_run_once_a_step_and_see_the_weights_after_it",
+    ),
+    Mutant(
+        "weights are averaged before the step",
+        ACCUMULATOR,
+        "            samples = sum(",
+        "            [callback(self.model) for callback in self.after_step]\n            samples = sum(",
+        f"{STEPS}::test_callbacks_run_once_a_step_and_see_the_weights_after_it",
+    ),
+    Mutant(
+        "gradients are not cleared before a window",
+        ACCUMULATOR,
+        "        try:\n            self._gradients.clear()\n",
+        "        try:\n",
+        f"{STEPS}::test_leftover_gradients_do_not_enter_the_window",
+    ),
+    Mutant(
+        "only parameters trained at the start are cleared",
+        PRECISION,
+        "chain(model.parameters(), stepped)",
+        "chain(trainable(model), [])",
+        f"{STEPS}::test_parameters_unfrozen_later_start_each_window_clean",
+    ),
+    Mutant(
+        "an exception leaves gradients behind",
+        ACCUMULATOR,
+        "        except BaseException:\n            self._gradients.clear()\n            raise\n",
+        "        finally:\n            pass\n",
+        "tests/engine/test_interrupted.py::test_an_interrupted_window_changes_nothing_and_the_next_is_clean",
+    ),
+    Mutant(
+        "only ordinary exceptions clean up",
+        ACCUMULATOR,
+        "except BaseException:",
+        "except Exception:",
+        "tests/engine/test_interrupted.py::test_an_interrupted_window_changes_nothing_and_the_next_is_clean",
+    ),
+    Mutant(
+        "a window without targets steps",
+        ACCUMULATOR,
+        "        if not any(totals):\n",
+        "        if False:\n",
+        f"{STEPS}::test_a_window_without_any_target_moves_nothing_and_ticks_nothing",
+    ),
+    Mutant(
+        "an overflow steps",
+        ACCUMULATOR,
+        "not torch.isfinite(grad_norm)",
+        "False",
+        f"{PRECISIONS}::test_an_overflow_skips_step_scheduler_and_callbacks_and_says_so",
+    ),
+    Mutant(
+        "a skipped window updates the loss scale",
+        ACCUMULATOR,
+        "if self.loss_scale is not None and counted:",
+        "if self.loss_scale is not None:",
+        f"{PRECISIONS}::test_a_window_without_targets_says_nothing_about_the_loss_scale",
+    ),
+    Mutant(
+        "wide sums are rounded at every micro-batch",
+        PRECISION,
+        "self._sums[parameter] = parameter.grad.to(self._dtype)",
+        "self._sums[parameter] = parameter.grad",
+        f"{PRECISIONS}::test_float32_buffers_keep_what_bf16_sums_lose_over_512_micro_batches",
+    ),
+    Mutant(
+        "an interrupted window stays in the wide sums",
+        PRECISION,
+        "        super().clear()\n        self._sums.clear()\n",
+        "        super().clear()\n",
+        "tests/engine/test_interrupted.py::test_an_interrupted_window_leaves_nothing_in_the_wide_sums",
+    ),
+    Mutant(
+        "every backward syncs",
+        ACCUMULATOR,
+        'synced = index == last or self.sync == "every"',
+        "synced = True",
+        f"{STEPS}::test_a_step_reports_its_window",
+    ),
+    Mutant(
+        "backward runs under autocast",
+        ACCUMULATOR,
+        "with gradient_sync(self.model, enabled=synced):",
+        "with gradient_sync(self.model, enabled=synced), autocast(self.precision, self._gradients.device):",
+        f"{PRECISIONS}::test_forward_and_loss_run_under_autocast_and_backward_does_not",
+    ),
+    Mutant(
+        "the random state is not restored",
+        ACCUMULATOR,
+        '        set_random_state(state["random"])\n',
+        "",
+        "tests/engine/test_state.py::test_a_run_resumed_in_a_new_process_continues_bit_for_bit",
+    ),
+    Mutant(
+        "windows leave out the last short one",
+        BATCHING,
+        "if drop_last and len(window) < accum_steps:",
+        "if len(window) < accum_steps:",
+        "tests/engine/test_batching.py::test_windows_cover_every_micro_batch_once_and_in_order",
+    ),
+    Mutant(
+        "windows hold two windows at a time",
+        BATCHING,
+        "        del window",
+        "        pass",
+        "tests/engine/test_batching.py::test_windows_hold_at_most_one_window",
+    ),
+]
+
+
+def survivors(mutants: Sequence[Mutant]) -> list[str]:
+    """Names of the mutants that no test noticed, with what happened instead."""
+    found = []
+    for mutant in mutants:
+        code = _in_a_fork(mutant)
+        if code != CAUGHT:
+            found.append(f"{mutant.name}: {mutant.test} ended with {code}")
+    return found
+
+
+def _in_a_fork(mutant: Mutant) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        broken = Path(folder)
+        shutil.copytree(ROOT / "src", broken / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(ROOT / "tests", broken / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", broken)
+        source = broken / mutant.file
+        before = source.read_text()
+        if before.count(mutant.text) != 1:
+            raise SystemExit(
+                f"{mutant.name}: {mutant.file} holds its text {before.count(mutant.text)} times, not once."
+            )
+        source.write_text(before.replace(mutant.text, mutant.broken))
+        child = os.fork()
+        if not child:
+            os._exit(_run(broken, mutant.test))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _run(folder: Path, test: str) -> int:
+    os.chdir(folder)
+    sys.path[:0] = [str(folder / "src"), str(folder)]
+    os.environ["PYTHONPATH"] = f"{folder / 'src'}:{folder}"
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(folder / test)]))
+
+
+if __name__ == "__main__":
+    import torch
+    import torch._dynamo  # which the first optimizer would import in every fork
+
+    torch.set_num_threads(1)
+    if not survivors([HARMLESS]):
+        raise SystemExit(f"{HARMLESS.test} fails on the engine as it is, so it cannot notice a mutant. Mend it first.")
+    alive = survivors(MUTANTS)
+    print(f"{len(MUTANTS) - len(alive)} of {len(MUTANTS)} mutants caught", *alive, sep="\n")
+    raise SystemExit(bool(alive))
