@@ -29,6 +29,7 @@ def config(**changes: Any) -> Config:
         "cuts": [[5, 4, 3, 4]],
         "optimizers": ["sgd", "adamw"],
         "tolerance": 1e-4,
+        "precision": "float32",
     }
     return Config(**{**given, **changes})
 
@@ -243,3 +244,22 @@ def test_a_trace_holds_what_the_optimizer_found_and_left(setup: Setup) -> None:
 def test_metrics_are_finite_and_flat(setup: Setup) -> None:
     outcome: Outcome = measure(config(), setup)
     assert all(isinstance(value, bool | int | float) for value in outcome.metrics.values())
+
+
+def test_bf16_sums_are_shown_to_lose_what_a_float32_buffer_keeps(make_setup: Callable[..., Setup]) -> None:
+    config = Config(effective_batch=4, accum_steps=(2,), cuts=(), optimizers=("sgd",), tolerance=1e-4, precision="bf16")
+    outcome = measure(config, make_setup("digits"))
+    errors = {name: outcome.metrics[f"bf16_grad_error_{name}"] for name in ("full_batch", "bf16_sums", "float32_sums")}
+    assert not outcome.failures
+    assert errors["float32_sums"] <= 2 * errors["full_batch"]
+    assert errors["bf16_sums"] > 3 * errors["float32_sums"]
+    assert any("Set accum_dtype=torch.float32" in finding for finding in outcome.findings)
+
+
+def test_the_contrastive_workload_fails_with_its_cause(make_setup: Callable[..., Setup]) -> None:
+    config = Config(
+        effective_batch=8, accum_steps=(2,), cuts=(), optimizers=("sgd",), tolerance=1e-4, precision="float32"
+    )
+    outcome = measure(config, make_setup("contrastive"))
+    assert outcome.failures
+    assert any(finding.startswith("not separable: ") and "negatives" in finding for finding in outcome.findings)

@@ -87,7 +87,7 @@ class Objective:
             )
             if count
         ]
-        return torch.stack(parts).sum() if parts else torch.zeros(())
+        return torch.stack(parts).sum() if parts else torch.zeros((), requires_grad=True)
 
     def loss_sums(self, model: nn.Module, batch: Batch) -> Sequence[Tensor]:
         """The scalar loss sum of each term over one micro-batch, at least float32, from one forward pass."""

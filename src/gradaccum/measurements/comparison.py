@@ -74,7 +74,7 @@ def full_batch_step(objective: Objective, clip_norm: float | None = None) -> Tra
 
     def step(model: nn.Module, optimizer: Optimizer, window: Sequence[Batch]) -> Tensor:
         (batch,) = window
-        loss: Tensor = objective.loss_sum(model, batch) / float(objective.count(batch))
+        loss = objective.share(model, batch, objective.totals(window))
         loss.backward()  # type: ignore[no-untyped-call]
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
@@ -102,13 +102,13 @@ class Scale:
 def scale_of(bench: Bench, window: Sequence[Batch], *, settings: SGD | AdamW, dtype: torch.dtype) -> Scale:
     """Take each micro-batch's gradient by itself and sum the absolute values."""
     objective, model = bench.workload.objective, bench.model(dtype)
-    total = sum(float(objective.count(batch)) for batch in window)
+    totals = objective.totals(window)
     magnitudes: Named = {}
     signed: Named = {}
     loss_scale = 0.0
     for batch in window:
         model.zero_grad()
-        loss: Tensor = objective.loss_sum(model, batch) / total
+        loss = objective.share(model, batch, totals)
         loss.backward()  # type: ignore[no-untyped-call]
         loss_scale += abs(float(loss.detach()))
         for name, gradient in wide((name, each.grad) for name, each in model.named_parameters()).items():

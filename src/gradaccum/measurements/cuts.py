@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -12,8 +12,11 @@ import torch
 
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, scale_of, take_step
+from gradaccum.measurements.diagnose import causes as diagnose_causes
 from gradaccum.measurements.equivalence import Config
+from gradaccum.measurements.narrow import accumulate_in_bf16
 from gradaccum.measurements.setup import OptimizerName, Progress, Setup
+from gradaccum.measurements.subject import Subject
 from gradaccum.measurements.variants import Loop, mean_of_means, naive, scaled
 from gradaccum.measurements.verdict import Difference, Verdict, judge
 from gradaccum.results.curve import Curve
@@ -52,6 +55,8 @@ class Compared:
 def compare_cuts(config: Config, setup: Setup, progress: Progress) -> Outcome:
     """See `gradaccum.measurements.equivalence.measure`."""
     bench = Bench.prepare(setup)
+    subject, quiet = subject_of(bench, config).quiet()
+    bench = replace(bench, workload=replace(bench.workload, make_model=subject.model_factory))
     comparer = Comparer(bench, config, setup)
     cases = [(optimizer, cut) for optimizer in config.optimizers for cut in config.all_cuts()]
     compared = [comparer.compare(*case, scaled) for case in progress(cases, "equivalence")]
@@ -60,13 +65,28 @@ def compare_cuts(config: Config, setup: Setup, progress: Progress) -> Outcome:
         "mean_of_means": comparer.compare(config.optimizers[0], config.uneven_cut(), mean_of_means),
     }
     pairs = list(compare_pairs(compared))
+    wrong = [each.cut for each in compared if not each.verdict.equivalent]
+    causes = diagnose_causes(subject, quiet, [subject.judge(cut) for cut in dict.fromkeys(wrong)])
+    narrow = [accumulate_in_bf16(bench)] if config.precision == "bf16" else []
     return Outcome(
-        metrics=headline(compared, controls, pairs),
+        metrics={**headline(compared, controls, pairs), **{k: v for each in narrow for k, v in each.metrics().items()}},
         curve=Curve("equivalence", "accum_steps", tuple(points(compared, controls, config))),
         summary=[row(each) for each in [*compared, *controls.values()]],
-        findings=list(findings(compared, controls, pairs)),
-        failures=list(failures(compared, controls)),
+        findings=[
+            *findings(compared, controls, pairs),
+            *(f"{cause.kind}: {cause.finding} {cause.advice}" for cause in causes),
+            *(each.finding() for each in narrow),
+        ],
+        failures=[*failures(compared, controls), *(failure for each in narrow for failure in each.failures())],
     )
+
+
+def subject_of(bench: Bench, config: Config) -> Subject:
+    """The engine on this workload's first batch, to be diagnosed."""
+    objective = bench.workload.objective
+    batch = bench.micro_batch(bench.order(config.effective_batch))
+    step = partial(scaled, objective=objective, clip_norm=None)
+    return Subject(bench.workload.make_model, objective, batch, step, bench.seed)
 
 
 def is_even(cut: Cut) -> tuple[bool, int]:

@@ -82,7 +82,7 @@ def diagnose(
     )
     subject, quiet = subject.quiet()
     judged = tuple(subject.judge(tuple(cut)) for cut in cuts or default_cuts(samples))
-    return Diagnosis(judged, tuple(_causes(subject, quiet, judged)))
+    return Diagnosis(judged, tuple(causes(subject, quiet, judged)))
 
 
 def default_cuts(samples: int) -> list[tuple[int, ...]]:
@@ -93,20 +93,19 @@ def default_cuts(samples: int) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(cut for cut in cuts if 0 not in cut))
 
 
-def _causes(subject: Subject, quiet: Quiet, judged: Sequence[CutDiagnosis]) -> Iterator[Cause]:
+def causes(subject: Subject, quiet: Quiet, judged: Sequence[CutDiagnosis]) -> Iterator[Cause]:
+    """Why the judged cuts differ, as far as they do, and what was turned off to see it."""
     if quiet.names:
-        yield Cause(
-            "randomness", f"{', '.join(quiet.names)} draws other random numbers for each cut.", ACCEPT, quiet.names
-        )
-    loops = [cut for cut in judged if cut.mistake]
-    for cut in loops:
-        yield Cause("loop", f"cut {list(cut.cut)}: {cut.mistake}.", DIVIDE, (str(list(cut.cut)),))
-    models = [] if all(cut.equivalent for cut in judged) else list(_model_causes(subject, judged[0].cut))
+        finding = f"{', '.join(quiet.names)} draws other random numbers for each cut."
+        yield Cause("randomness", finding, ACCEPT, quiet.names)
+    wrong = [cut for cut in judged if not cut.equivalent]
+    loops = [cut for cut in wrong if cut.mistake]
+    models = list(_model_causes(subject, wrong[0].cut)) if wrong else []
+    for cut in loops if loops or models else wrong:
+        finding = f"cut {list(cut.cut)}: {cut.mistake or cut.verdict.problems[0]}."
+        yield Cause("loop", finding, DIVIDE, (str(list(cut.cut)),))
     yield from models
-    for cut in judged:
-        if not cut.equivalent and not loops and not models:
-            yield Cause("loop", f"cut {list(cut.cut)}: {cut.verdict.problems[0]}.", DIVIDE, (str(list(cut.cut)),))
-    if all(cut.equivalent for cut in judged):
+    if judged and not wrong:
         worst = max(cut.single.grad_rel_diff for cut in judged)
         yield Cause("numerics", f"float32 gradients differ by at most {worst:.1e} of their magnitude: rounding.", FINE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -36,6 +36,7 @@ class Config:
         cuts: uneven cuts, each by the sizes of its micro-batches.
         optimizers: which ones step.
         tolerance: largest absolute difference allowed in float32, of gradients and of parameters.
+        precision: `bf16` also shows what a bf16 model loses over 512 micro-batches, and what a float32 buffer keeps.
     """
 
     effective_batch: Annotated[PositiveInt, Field(ge=3)]
@@ -43,6 +44,7 @@ class Config:
     cuts: tuple[Cut, ...]
     optimizers: Annotated[tuple[OptimizerName, ...], Field(min_length=1)]
     tolerance: PositiveFloat
+    precision: Literal["float32", "bf16"]
 
     def __post_init__(self) -> None:
         require_divisors(self.effective_batch, self.accum_steps)

@@ -103,8 +103,6 @@ def _scaled(found: Tensor, parts: Parts) -> str:
 
 def _gradient(model: nn.Module, loss: Tensor) -> Tensor:
     parameters = list(model.parameters())
-    if not loss.requires_grad:
-        return torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     found = dict(zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True))
     return torch.cat([_or_zeros(found.get(parameter), parameter).flatten() for parameter in parameters])

@@ -107,7 +107,7 @@ class Trainer:
 
     def counts_are_equal(self, arm: Arm) -> bool:
         window = self.bench.window(self.windows[0], self.cut(arm))
-        return len({float(self.bench.workload.objective.count(batch)) for batch in window}) == 1
+        return len({tuple(self.bench.workload.objective.totals([batch])) for batch in window}) == 1
 
     def train(self, arm: Arm) -> tuple[tuple[float, ...], int | None]:
         """Losses of all windows, and the first window whose loss was not finite."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch
 from gradaccum.engine.objective import Objective
+from gradaccum.engine.step_result import LossSums, weighted_sum
 from gradaccum.measurements.comparison import TrainingStep
 
 Window = Sequence[Batch]
@@ -79,10 +80,10 @@ def clip_every_micro(
 ) -> Tensor:
     """Divided rightly, but what has been accumulated is clipped after each micro-batch."""
     losses = Losses(objective)
-    total = sum(float(objective.count(batch)) for batch in window)
+    totals = objective.totals(window)
     optimizer.zero_grad()
     for batch in window:
-        (losses.sum(model, batch) / total).backward()  # type: ignore[no-untyped-call]
+        losses.divided(model, batch, totals).backward()  # type: ignore[no-untyped-call]
         clip(model, clip_norm)
     optimizer.step()
     return losses.over_targets()
@@ -93,20 +94,24 @@ class Losses:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self.sums: list[Tensor] = []
-        self.count = 0.0
+        self.sums: list[list[Tensor]] = []
+        self.counts: list[Sequence[float]] = []
 
-    def sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        loss: Tensor = self.objective.loss_sum(model, batch)
-        self.sums.append(loss.detach())
-        self.count += float(self.objective.count(batch))
-        return loss
+    def divided(self, model: nn.Module, batch: Batch, totals: Sequence[float]) -> Tensor:
+        """The loss sum of each term over its total, by its weight."""
+        sums = self.objective.loss_sums(model, batch)
+        self.sums.append([loss_sum.detach() for loss_sum in sums])
+        self.counts.append(self.objective.totals([batch]))
+        weights = self.objective.terms.values()
+        parts = [loss * (weight / total) for loss, weight, total in zip(sums, weights, totals, strict=True) if total]
+        return torch.stack(parts).sum()
 
     def mean(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self.sum(model, batch) / float(self.objective.count(batch))
+        return self.divided(model, batch, self.objective.totals([batch]))
 
     def over_targets(self) -> Tensor:
-        return torch.stack(self.sums).sum() / self.count
+        totals = [sum(of_term) for of_term in zip(*self.counts, strict=True)]
+        return weighted_sum(LossSums(self.sums, self.counts, totals).means(), self.objective.terms.values())
 
 
 def clip(model: nn.Module, clip_norm: float | None) -> None:
