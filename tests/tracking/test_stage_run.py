@@ -105,7 +105,7 @@ def test_a_field_that_is_nowhere_a_number_is_no_metric_and_one_that_diverged_eve
     shared = {"accum_steps": 2, "effective_batch": 8, "micro_batch": 4, "world_size": 1, "cut": None}
     points = ({"series": "right", **shared, "loss": 1.0}, {"series": "wrong", **shared, "loss": None})
     with stage_run("ablation", {}) as run:
-        run.log(Outcome({}, Curve("ablation", "accum_steps", points), []))
+        run.log(Outcome({"right/cut": None}, Curve("ablation", "accum_steps", points), []))
 
     logged = only_run(client, store)
     assert logged.data.metrics == {"right/loss": 1.0}

@@ -66,30 +66,30 @@ def cut_params(flat: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]
 
 
 def results(metrics: Mapping[str, Any], curve: Curve, prefix: str = "") -> Measured:
-    """The headline, one sample a number (`true` is 1), and the curve's lines.
+    """The headline, one sample a number (`true` is 1), and a line for every field that is a number on the curve.
 
     A headline named like a line is the line's end, which MLflow shows as the metric's value: it is left to the line,
     else it would be a stray point at step 0 of its chart. One that is not its end is named `<line>/headline`.
     """
-    lines = _curve_lines(curve, prefix)
+    numeric = {name for point in curve.points for name, value in point.items() if isinstance(value, int | float)}
+    ends = _lines(curve, prefix, {name for point in curve.points for name in point})
     heads: Lines = {}
     for name, value in metrics.items():
-        line = lines.get(f"{prefix}{name}")
+        line = ends.get(f"{prefix}{name}")
         if _is_number(value) and not (line and line[-1][1] == value):
             heads[f"{prefix}{name}/headline" if line else f"{prefix}{name}"] = [(0, value)]
-    return _measured(heads | lines)
+    return _measured(heads | _lines(curve, prefix, numeric - set(REQUIRED)))
 
 
 def series_lines(series: Iterable[StepSeries]) -> Measured:
     return _measured({line.name: list(zip(line.steps, line.values, strict=True)) for line in series})
 
 
-def _curve_lines(curve: Curve, prefix: str) -> Lines:
-    """`<series>/<field>` against the curve's x, for every field that is a number anywhere on the curve."""
-    numeric = {name for point in curve.points for name, value in point.items() if isinstance(value, int | float)}
+def _lines(curve: Curve, prefix: str, fields: set[str]) -> Lines:
+    """`<series>/<field>` against the curve's x."""
     lines: Lines = {}
     for series, points in curve.series().items():
-        for name in sorted(numeric - set(REQUIRED)):
+        for name in sorted(fields):
             line = [(point[curve.x], point[name]) for point in points if _is_number(point.get(name, ""))]
             if line:
                 lines[f"{prefix}{series}/{name}"] = line
