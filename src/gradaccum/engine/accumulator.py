@@ -15,6 +15,7 @@ from gradaccum.engine import gradients, preflight
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.gradient_sync import gradient_sync, refuse_wrapped
 from gradaccum.engine.objective import Objective
+from gradaccum.engine.observer import NoObserver, Note, Observer
 from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
 from gradaccum.engine.random_state import random_state, set_random_state
 from gradaccum.engine.step_result import LossSums, StepResult, weighted_sum
@@ -41,6 +42,7 @@ class Accumulator:
             step of a window whose gradient overflowed.
         accum_dtype: sum half-precision gradients in this type, rounding once before the step; None sums in their own.
         master_weights: of a half-precision model, from `master_weights(model)`; the optimizer steps on these.
+        observer: watches the gradients of every window, as `NoiseScale` does.
         after_step: called in turn with the model after each step that was applied (to average weights, say).
 
     Attributes:
@@ -63,6 +65,7 @@ class Accumulator:
         precision: Precision = "float32",
         accum_dtype: torch.dtype | None = None,
         master_weights: Sequence[nn.Parameter] | None = None,
+        observer: Observer | None = None,
         after_step: Sequence[Callable[[nn.Module], object]] = (),
     ) -> None:
         refuse_wrapped(model)
@@ -72,6 +75,7 @@ class Accumulator:
         preflight.require_precision(model, precision, accum_dtype=accum_dtype, master_weights=master_weights)
         preflight.require_optimizer(optimizer, model, master_weights=master_weights)
         preflight.require_scheduler(scheduler, optimizer)
+        preflight.require_one_count(observer, objective)
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
@@ -80,6 +84,7 @@ class Accumulator:
         self.sync = sync
         self.precision: Precision = precision
         self.master_weights = master_weights
+        self.observer = observer or NoObserver()
         self.after_step = tuple(after_step)
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
@@ -125,11 +130,13 @@ class Accumulator:
         try:
             self._gradients.clear()
             counts = self.objective.counts(window)
-            sums, sync_calls = self._accumulate(window, counts)
+            with self.observer.watch(self._gradients.parameters, micro_batches=len(window)) as note:
+                sums, sync_calls = self._accumulate(window, counts, note)
             whole = self._gradients.whole()
             if self.loss_scale is not None:
                 gradients.scale(whole, 1 / self.loss_scale.value)
             grad_norm = gradients.global_norm(whole)
+            self.observer.finish(grad_norm, sums.totals[0])
             if self.clip_norm is not None:
                 gradients.clip(whole, grad_norm, self.clip_norm)
             self._gradients.hand_over()
@@ -138,7 +145,9 @@ class Accumulator:
             raise
         return sums, sync_calls, grad_norm
 
-    def _accumulate(self, window: Sequence[Batch], counts: Sequence[Sequence[float]]) -> tuple[LossSums, int]:
+    def _accumulate(
+        self, window: Sequence[Batch], counts: Sequence[Sequence[float]], note: Note
+    ) -> tuple[LossSums, int]:
         """Backward of every micro-batch that has targets; returns the loss sums and how many passes synced."""
         sums = LossSums.divided_by([sum(of_term) for of_term in zip(*counts, strict=True)])
         scale = 1.0 if self.loss_scale is None else self.loss_scale.value
@@ -157,6 +166,7 @@ class Accumulator:
                 torch.autograd.backward(
                     [losses[term] for term in live], [losses[term].new_full((), shares[term]) for term in live]
                 )
+            note(of_batch[0], scale / sums.totals[0])
             self._gradients.absorb()
             for term in live:
                 sums.losses[term].append(losses[term].detach())
