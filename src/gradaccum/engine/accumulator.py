@@ -166,7 +166,7 @@ class Accumulator:
                 torch.autograd.backward(
                     [losses[term] for term in live], [losses[term].new_full((), shares[term]) for term in live]
                 )
-            note(of_batch[0], scale / sums.totals[0])
+            note(of_batch[0], shares[0])
             self._gradients.absorb()
             for term in live:
                 sums.losses[term].append(losses[term].detach())

@@ -89,11 +89,15 @@ class NoiseScale:
         """
         if micro_batches * _world_size() == 1 and not self._seen:
             raise BatchError(
-                "the window has 1 micro-batch, and the noise scale shows in how micro-batches differ. Use windows of at "
-                "least 2 (accum_steps=2 with half the micro_batch keeps the effective batch), or leave the observer out."
+                "the window has 1 micro-batch, and the noise scale shows in how micro-batches differ. Use windows of 2 "
+                "or more (accum_steps=2 with half the micro_batch keeps the effective batch), or drop the observer."
             )
         self._squares = _Squares()
-        hooks = [each.register_hook(self._squares.note) for each in parameters if each.requires_grad]
+        hooks = [
+            each.register_hook(self._squares.note)  # type: ignore[no-untyped-call]
+            for each in parameters
+            if each.requires_grad
+        ]
         try:
             yield self._squares.end_micro_batch
         finally:

@@ -80,11 +80,11 @@ def require_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> No
 
 def require_one_count(observer: Observer | None, objective: Objective) -> None:
     """Refuse to observe a gradient that is a sum of means over different counts."""
-    if observer is not None and len(objective.terms) > 1:
+    if observer is not None and objective.weights is not None:
         raise ConfigError(
-            f"the objective has the terms {', '.join(objective.terms)}, each with a count of its own, so a micro-batch's "
-            "gradient is no mean over one number of targets, which an observer is told. Leave the observer out, or "
-            "observe a run with one of the terms."
+            f"the objective has the terms {', '.join(objective.weights)}, each with a count and weight of its own, so "
+            "a micro-batch's gradient is no mean over one number of targets, which is what an observer is told. Leave "
+            "the observer out, or give an objective of one term without a name."
         )
 
 

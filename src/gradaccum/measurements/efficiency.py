@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from gradaccum.errors import ConfigError
+from gradaccum.measurements.grid import Seeds, require_whole_windows
 from gradaccum.measurements.rules import Beta2Rule, Scaling
 from gradaccum.measurements.setup import (
     STRICT,
@@ -16,7 +16,6 @@ from gradaccum.measurements.setup import (
     PositiveFloat,
     PositiveInt,
     Progress,
-    Seed,
     Setup,
     Share,
     no_progress,
@@ -25,8 +24,6 @@ from gradaccum.measurements.setup import (
 
 if TYPE_CHECKING:
     from gradaccum.results.outcome import Outcome
-
-Seeds = Annotated[tuple[Seed, ...], Field(min_length=3)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -73,21 +70,6 @@ class Config:
                 f"beta2_rule='half_life' with optimizer={self.optimizer!r}, which has no second moment. "
                 "Set beta2_rule to fixed, or optimizer to adamw."
             )
-
-
-def require_whole_windows(samples: int, effective_batches: list[int]) -> None:
-    """Refuse a number of samples that some arm could not divide into whole windows."""
-    for effective in effective_batches:
-        if samples % effective:
-            raise ConfigError(
-                f"samples={samples} is not a multiple of the effective batch {effective}, so that arm would train on "
-                f"fewer samples. Set it to a multiple of every effective batch, such as {_near(samples, effective_batches)}."
-            )
-
-
-def _near(samples: int, effective_batches: list[int]) -> int:
-    common = math.lcm(*effective_batches)
-    return max(1, round(samples / common)) * common
 
 
 def measure(config: Config, setup: Setup, progress: Progress = no_progress) -> Outcome:

@@ -31,6 +31,7 @@ def headline(comparison: Comparison) -> dict[str, Any]:
         **fields(ended(best) if best else None, "best_validation_loss"),
         "worth_it_up_to_effective_batch": worth_it.effective_batch if worth_it else None,
         "worse_from_effective_batch": comparison.worse_from,
+        "worse_from_failed_runs": comparison.worse_from_failed_runs,
         "target_loss": comparison.target_loss,
         **noise_fields(comparison.noise),
         "failed_runs": sum(each.failed_runs for each in comparison.results),
@@ -102,7 +103,7 @@ def findings(comparison: Comparison) -> Iterator[str]:
         f"({loss.low:.3g} to {loss.high:.3g})."
     )
     if comparison.worse_from is None:
-        yield f"No larger batch measured here costs quality: worth it up to {worth_it.effective_batch}, and maybe beyond."
+        yield f"No larger batch measured here costs quality: worth it up to {worth_it.effective_batch}, maybe beyond."
     else:
         yield (
             f"Up to effective batch {worth_it.effective_batch} a larger batch costs no quality that {len(best.runs)} "

@@ -1,4 +1,4 @@
-"""The efficiency measurement's computation: every arm with every seed on equal samples, and where larger costs quality."""
+"""The efficiency measurement's computation: all arms on equal samples, and from where larger costs quality."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ class Comparison:
             return self.results[0].effective_batch
         beyond = [each for each in self.results if each.effective_batch > self.best.effective_batch]
         return next((each.effective_batch for each in beyond if is_worse(each, self.best)), None)
+
+    @property
+    def worse_from_failed_runs(self) -> int | None:
+        """How many of its runs failed: then the learning rate was too large there, whatever the noise."""
+        return next((each.failed_runs for each in self.results if each.effective_batch == self.worse_from), None)
 
     @cached_property
     def worth_it(self) -> ArmResult | None:

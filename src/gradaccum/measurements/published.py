@@ -55,14 +55,18 @@ class Trial:
 
 
 def linear_arms(grid: LinearScaling, settings: SGD) -> list[Arm]:
-    """The smallest arm at the base's learning rate; each larger one with warm-up and without."""
+    """The smallest arm; each larger one at its learning rate, at the scaled one, and at that after a warm-up."""
     plans = [BatchPlan(grid.micro_batch * steps, grid.micro_batch) for steps in sorted(grid.accum_steps)]
     arms = [Arm("base", plans[0], replace(settings, lr=grid.base_lr))]
     for plan in plans[1:]:
         times = plan.effective_batch / plans[0].effective_batch
         abrupt = Arm("no_warm_up", plan, replace(settings, lr=scaled_lr(grid.base_lr, times, "linear")))
         over = grid.warmup_fraction * grid.samples
-        arms += [abrupt, replace(abrupt, name="warm_up", warmup_samples=over, warmup_start=1 / times)]
+        arms += [
+            Arm("unscaled", plan, arms[0].settings),
+            abrupt,
+            replace(abrupt, name="warm_up", warmup_samples=over, warmup_start=1 / times),
+        ]
     return arms
 
 
@@ -72,7 +76,7 @@ def half_life_arms(grid: HalfLife, settings: AdamW) -> list[Arm]:
     The learning rate follows the square root of the effective batch in both.
     """
     plans = [BatchPlan(grid.micro_batch * steps, grid.micro_batch) for steps in sorted(grid.accum_steps, reverse=True)]
-    arms = []
+    arms: list[Arm] = []
     for plan in plans:
         times = plan.effective_batch / plans[0].effective_batch
         for rule in ("fixed", "half_life") if arms else ("fixed",):
@@ -83,18 +87,17 @@ def half_life_arms(grid: HalfLife, settings: AdamW) -> list[Arm]:
 
 
 def linear_metrics(trial: Trial) -> dict[str, Any]:
-    """Up to how many times the base's effective batch the result stays; the claim holds if warm-up carries it further."""
-    reach = {name: holds_up_to(trial, name) for name in ("warm_up", "no_warm_up")}
+    """Up to how many times the base's effective batch the result stays, with each way to set the learning rate."""
+    reach = {name: holds_up_to(trial, name) for name in ("unscaled", "no_warm_up", "warm_up")}
     return {
         "linear/base_effective_batch": trial.base.effective_batch,
-        "linear/warm_up/holds_up_to_times": reach["warm_up"],
-        "linear/no_warm_up/holds_up_to_times": reach["no_warm_up"],
-        "linear/holds": reach["warm_up"] > reach["no_warm_up"],
+        **{f"linear/{name}/holds_up_to_times": times for name, times in reach.items()},
+        "linear/holds": reach["warm_up"] > max(reach["unscaled"], reach["no_warm_up"]),
     }
 
 
 def holds_up_to(trial: Trial, name: str) -> int:
-    """The largest multiple of the base's effective batch below which, itself included, no arm is worse than the base."""
+    """The largest multiple of the base's effective batch up to which no arm is worse than the base."""
     reach = 1
     for each in trial.named(name):
         if is_worse(each, trial.base):
@@ -138,8 +141,9 @@ def row(trial_name: str, result: ArmResult) -> dict[str, Any]:
 def findings(metrics: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Linear scaling from effective batch {metrics['linear/base_effective_batch']} keeps its result up to "
-        f"{metrics['linear/warm_up/holds_up_to_times']} times that with warm-up, and up to "
-        f"{metrics['linear/no_warm_up/holds_up_to_times']} times without."
+        f"{metrics['linear/warm_up/holds_up_to_times']} times that with warm-up, up to "
+        f"{metrics['linear/no_warm_up/holds_up_to_times']} times without, and an unscaled learning rate up to "
+        f"{metrics['linear/unscaled/holds_up_to_times']} times."
     )
     where = f"At effective batch {metrics['half_life/effective_batch']}, AdamW with the second moment's half-life kept"
     base, fixed = metrics["half_life/loss_above_base"], metrics["half_life/loss_of_fixed_above_it"]
@@ -147,6 +151,6 @@ def findings(metrics: Mapping[str, Any]) -> Iterator[str]:
         yield f"{where}: some seed diverged."
     else:
         yield (
-            f"{where} ends {base:+.3g} from the loss at {metrics['half_life/base_effective_batch']}; with beta2 fixed it "
-            f"ends another {fixed:+.3g} away."
+            f"{where} ends {base:+.3g} from the loss at {metrics['half_life/base_effective_batch']}; with beta2 fixed "
+            f"it ends another {fixed:+.3g} away."
         )

@@ -27,5 +27,5 @@ def scaled_beta2(beta2: float, times: float, rule: Beta2Rule) -> float:
 
 
 def warm_up(samples: int, *, over: float, start: float) -> float:
-    """Share of the full learning rate after so many samples: from `start` in a straight line to 1 (Goyal, section 2.2)."""
+    """Share of the full learning rate after so many samples: a straight line from `start` to 1 (Goyal, section 2.2)."""
     return 1.0 if samples >= over else start + (1 - start) * samples / over

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from gradaccum.errors import ConfigError
-from gradaccum.measurements.efficiency import Seeds, require_whole_windows
+from gradaccum.measurements.grid import Seeds, require_whole_windows
 from gradaccum.measurements.setup import (
     STRICT,
     PositiveFloat,

@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch, BatchPlan, to, windows
 from gradaccum.engine.noise_scale import NoiseScale, WindowNoise
+from gradaccum.engine.objective import Objective
+from gradaccum.engine.observer import NoObserver
 from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
 from gradaccum.measurements.rules import warm_up
 from gradaccum.measurements.setup import SGD, AdamW
@@ -122,15 +124,19 @@ class Trainer:
         evaluations = [self.evaluate(model, samples=0, steps=0)]
         for before, samples in pairwise(self.points):
             steps = (samples - before) // arm.plan.effective_batch
-            accumulator.observer = noise = NoiseScale() if arm.plan.accum_steps > 1 else None
+            noise = NoiseScale()
+            accumulator.observer = noise if self.observes(arm) else NoObserver()
             losses = list(finite_losses(accumulator, islice(remaining, steps)))
             if len(losses) < steps:
                 diverged = evaluations[-1].steps + len(losses) + 1
                 return Run((*evaluations, *self.lost(arm, after=before)), diverged)
             evaluation = self.evaluate(model, samples=samples, steps=samples // arm.plan.effective_batch)
-            noises = tuple(noise.windows()) if noise else ()
-            evaluations.append(replace(evaluation, train_loss=fmean(losses), noise=noises))
+            evaluations.append(replace(evaluation, train_loss=fmean(losses), noise=tuple(noise.windows())))
         return Run(tuple(evaluations), None)
+
+    def observes(self, arm: Arm) -> bool:
+        """The noise scale shows between micro-batches, and where the loss has one count."""
+        return arm.plan.accum_steps > 1 and self.bench.workload.objective.weights is None
 
     def accumulator(self, model: nn.Module, arm: Arm) -> Accumulator:
         optimizer = make_optimizer(model, arm.settings)
@@ -148,8 +154,7 @@ class Trainer:
         """Mean loss over the held-out targets, and the share of them that is right."""
         workload = self.bench.workload
         model.eval()
-        count = sum(float(workload.objective.count(batch)) for batch in self.validation)
-        loss = sum(float(workload.objective.loss_sum(model, batch)) for batch in self.validation) / count
+        loss, count = mean_loss(workload.objective, model, self.validation)
         right = sum(float(workload.correct(model, batch)) for batch in self.validation) if workload.correct else None
         model.train()
         return Evaluation(
@@ -164,6 +169,15 @@ class Trainer:
         for samples in self.points:
             if samples > after:
                 yield Evaluation(samples, samples // arm.plan.effective_batch, None, None, None)
+
+
+def mean_loss(objective: Objective, model: nn.Module, batches: Sequence[Batch]) -> tuple[float, float]:
+    """Over all targets of all batches, each term by its own; and the targets of the first term."""
+    counts = [sum(of_term) for of_term in zip(*objective.counts(batches), strict=True)]
+    losses = [objective.loss_sums(model, batch) for batch in batches]
+    sums = [sum(float(loss) for loss in of_term) for of_term in zip(*losses, strict=True)]
+    terms = zip(objective.terms.values(), sums, counts, strict=True)
+    return sum(weight * loss / count for weight, loss, count in terms if count), counts[0]
 
 
 def lr_factor(arm: Arm, steps: int) -> float:
