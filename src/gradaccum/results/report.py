@@ -52,7 +52,7 @@ def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
         "throughput": throughput_table(measured.curves["throughput"]),
         "equivalence": equivalence_table(measured.curves["equivalence"]),
         "ablation": ablation_table(measured.losses),
-        "efficiency": learning_table(measured.learning),
+        "efficiency": efficiency_table(measured.curves["efficiency"]),
         "worth": worth_table(measured.curves["efficiency"], measured.curves["throughput"]),
     }
     long_tables = {"losses": measured.losses, "learning": measured.learning}
@@ -103,12 +103,10 @@ def ablation_table(losses: Table) -> Table:
     return list(_wide(series, "step", "loss"))
 
 
-def learning_table(learning: Table) -> Table:
-    """One row a number of samples, one column an effective batch: the mean validation loss."""
-    series: dict[str, list[Row]] = {}
-    for row in learning:
-        series.setdefault(row["effective_batch"], []).append({**row, "samples": int(row["samples"])})
-    return list(_wide(series, "samples", "validation_loss"))
+def efficiency_table(curve: Curve) -> Table:
+    """One row an arm."""
+    keys = ("effective_batch", "steps", "lr", "validation_loss", "validation_accuracy", "noise_scale")
+    return [{key: point[key] for key in keys} for point in main_series(curve)]
 
 
 def _wide(series: Mapping[str, list[Row]] | Mapping[str, list[Point]], x: str, y: str) -> Iterator[Row]:
