@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "every term is divided by the first one's count",
         ACCUMULATOR,
-        "zip(sums, self.objective.terms.values(), totals, strict=True)",
-        "zip(sums, self.objective.terms.values(), [totals[0]] * len(totals), strict=True)",
+        "zip(weights, totals, strict=True)",
+        "zip(weights, [totals[0]] * len(totals), strict=True)",
         "tests/engine/test_objective.py::test_each_term_is_divided_by_its_own_count",
     ),
     Mutant(
@@ -228,8 +228,8 @@ MUTANTS = [
     ),
     Mutant(
         "the random state is not restored",
-        ACCUMULATOR,
-        '        set_random_state(state["random"])\n',
+        "src/gradaccum/engine/state.py",
+        '    set_random_state(state["random"])\n',
         "",
         "tests/engine/test_state.py::test_a_run_resumed_in_a_new_process_continues_bit_for_bit",
     ),

@@ -8,12 +8,18 @@ import yaml
 
 from gradaccum.config import read_params, refuse_unknown, section, shared
 from gradaccum.errors import ConfigError
-from gradaccum.measurements import ablation, equivalence, throughput
+from gradaccum.measurements import ablation, efficiency, equivalence, scaling, throughput
 from gradaccum.measurements.setup import Setup
 
 ROOT = Path(__file__).parents[1]
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
-CONFIGS = {"equivalence": equivalence.Config, "ablation": ablation.Config, "throughput": throughput.Config}
+CONFIGS = {
+    "equivalence": equivalence.Config,
+    "ablation": ablation.Config,
+    "throughput": throughput.Config,
+    "efficiency": efficiency.Config,
+    "scaling": scaling.Config,
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -46,6 +52,21 @@ def test_a_number_as_dvc_writes_it_is_a_number(tmp_path: Path, written: str) -> 
         ("throughput", "accum_steps", [4], r"throughput\.accum_steps = .*at least 2"),
         ("throughput", "optimizer", None, r"throughput\.optimizer = None"),
         ("throughput", "stepps", 3, r"throughput\.stepps = 3 is unknown"),
+        ("efficiency", "seeds", [1, 2], r"efficiency\.seeds = .*at least 3"),
+        ("efficiency", "seeds", [1, 2, 2], "2 more than once"),
+        ("efficiency", "accum_steps", [1], "at least 2"),
+        ("efficiency", "samples", 1000, r"1000 is not a multiple of the effective batch 16, .* such as 1024"),
+        ("efficiency", "scaling", "cubic", r"efficiency\.scaling = 'cubic' .*'none', 'linear' or 'sqrt'"),
+        ("efficiency", "scaling", "none", "nothing to warm up to. Set warmup_fraction to 0"),
+        ("efficiency", "beta2_rule", "half_life", "optimizer='sgd', which has no second moment"),
+        ("efficiency", "warmup_fraction", 1.0, r"efficiency\.warmup_fraction = 1\.0 .*less than 1"),
+        ("scaling", "linear", {}, r"scaling\.linear\.micro_batch is missing"),
+        (
+            "scaling",
+            "half_life",
+            {"micro_batch": 4, "accum_steps": [1, 3], "samples": 16, "base_lr": 0.1, "base_beta2": 0.9},
+            "16 is not a multiple of the effective batch 12",
+        ),
     ],
 )
 def test_a_bad_value_names_file_section_key_value_and_what_is_allowed(

@@ -19,6 +19,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "equivalence": {"effective_batch": 8, "accum_steps": [1, 4], "cuts": [[5, 3]]},
     "ablation": {"effective_batch": 8, "accum_steps": [2, 4], "num_steps": 3},
     "throughput": {"accum_steps": [1, 2, 8], "num_steps": 4, "repeats": 2},
+    "efficiency": {"accum_steps": [1, 2, 8], "samples": 64, "seeds": [1, 2, 3]},
+    "scaling": {
+        "seeds": [1, 2, 3],
+        "linear": {"micro_batch": 8, "accum_steps": [1, 2], "samples": 32, "base_lr": 0.05, "warmup_fraction": 0.5},
+        "half_life": {"micro_batch": 8, "accum_steps": [1, 2], "samples": 32, "base_lr": 1e-3, "base_beta2": 0.95},
+    },
 }
 
 

@@ -16,7 +16,7 @@ from tests.e2e.clone import Clone, clone_working_tree
 
 pytestmark = pytest.mark.e2e
 
-MEASURING = ("equivalence", "ablation", "throughput")
+MEASURING = ("equivalence", "ablation", "throughput", "efficiency", "scaling")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_each_stage_is_a_finished_run_with_its_curve_and_artifacts(clone: Clone,
         assert value is None or run.data.metrics[name] == value, name
     artifacts = {entry.path for entry in client.list_artifacts(run.info.run_id)}
     assert {"accum-curve.json", "metrics.json", "figures"} <= artifacts
-    assert run.data.params[f"{stage}.optimizer" if stage == "throughput" else f"{stage}.effective_batch"]
+    assert any(name.startswith(f"{stage}.") for name in run.data.params)
 
 
 def test_sweep_metrics_run_along_the_effective_batch(clone: Clone) -> None:
@@ -89,6 +89,13 @@ def test_sweep_metrics_run_along_the_effective_batch(clone: Clone) -> None:
 def test_the_ablation_logs_its_loss_curves(clone: Clone) -> None:
     client, (run,) = runs(clone, "ablation")
     assert [each.step for each in client.get_metric_history(run.info.run_id, "sgd/naive/loss/n4")] == [1, 2, 3]
+
+
+def test_the_learning_curves_of_all_arms_overlay_against_samples(clone: Clone) -> None:
+    client, (run,) = runs(clone, "efficiency")
+    for effective_batch in (4, 8, 32):
+        history = client.get_metric_history(run.info.run_id, f"sgd/validation_loss_by_samples/b{effective_batch}")
+        assert [each.step for each in history] == [0, 32, 64]
 
 
 def test_a_second_repro_measures_nothing(clone: Clone) -> None:

@@ -11,8 +11,15 @@ from gradaccum.results.files import ResultFileError
 from gradaccum.results.report import Measured, write_report
 
 
-def point(series: str, steps: int, **fields: Any) -> dict[str, Any]:
-    return {"series": series, "effective_batch": 8, "accum_steps": steps, "micro_batch": 4, "world_size": 1, **fields}
+def point(series: str, accum_steps: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "series": series,
+        "effective_batch": 8,
+        "accum_steps": accum_steps,
+        "micro_batch": 4,
+        "world_size": 1,
+        **fields,
+    }
 
 
 TIMES = {"median_step_ms": 2.0, "step_ms_p25": 1.9, "step_ms_p75": 2.2, "fitted_step_ms": 2.0}
@@ -20,6 +27,45 @@ DIFFS = {"grad_rel_diff_float64": 1e-16, "max_grad_diff": 0.0}
 MISTAKE = {"grad_norm_ratio": 8.0, "param_diff_step1": 0.125, "final_loss": None, "diverged_at_step": 4}
 RIGHT = {"grad_norm_ratio": 1.0, "param_diff_step1": 0.0, "final_loss": 0.25, "diverged_at_step": None}
 THROUGHPUT = {"samples_per_sec": 10.0, "avg_loss": 0.5, **TIMES}
+
+
+ARM = {
+    "steps": 8,
+    "lr": 0.05,
+    "validation_loss": 0.5,
+    "validation_loss_low": 0.4,
+    "validation_loss_high": 0.6,
+    "validation_accuracy": 0.9,
+    "noise_scale": 30.0,
+    "failed_runs": 0,
+    "samples_to_target": 40.0,
+}
+EFFICIENCY = {
+    "worth_it_up_to_effective_batch": 128,
+    "worse_from_effective_batch": 256,
+    "worse_from_failed_runs": 0,
+    "target_loss": 0.2,
+    "noise_scale": 30.0,
+    "noise_scale_low": 20.0,
+    "noise_scale_high": 45.0,
+}
+SCALING = {
+    "linear/base_effective_batch": 16,
+    "linear/unscaled/holds_up_to_times": 1,
+    "linear/no_warm_up/holds_up_to_times": 2,
+    "linear/warm_up/holds_up_to_times": 4,
+    "linear/holds": True,
+    "half_life/base_effective_batch": 64,
+    "half_life/effective_batch": 4,
+    "half_life/loss_above_base": -0.01,
+    "half_life/loss_above_base_low": -0.05,
+    "half_life/loss_above_base_high": 0.03,
+    "half_life/loss_of_fixed_above_it": 0.02,
+    "half_life/loss_of_fixed_above_it_low": 0.01,
+    "half_life/loss_of_fixed_above_it_high": 0.03,
+    "half_life/holds": True,
+}
+WITH_TABLE = ("throughput", "equivalence", "ablation", "efficiency", "worth")
 
 
 @pytest.fixture
@@ -35,6 +81,12 @@ def measured() -> Measured:
             "ablation": Curve(
                 "ablation", "accum_steps", (point("sgd/scaled", 8, **RIGHT), point("sgd/naive", 8, **MISTAKE))
             ),
+            "efficiency": Curve("efficiency", "effective_batch", tuple(point("sgd", n, **ARM) for n in (1, 2))),
+            "scaling": Curve(
+                "scaling",
+                "effective_batch",
+                tuple(point(f"{name}/x", n, **ARM) for name in ("linear", "half_life") for n in (1, 2)),
+            ),
         },
         metrics={
             "equivalence": {"max_grad_diff": 3e-8, "max_grad_rel_diff_float64": 1e-16},
@@ -45,12 +97,18 @@ def measured() -> Measured:
                 "flattens_at_effective_batch": 64,
             },
             "ablation": {},
+            "efficiency": EFFICIENCY,
+            "scaling": SCALING,
         },
         losses=[
             {"series": "sgd/scaled", "accum_steps": "8", "step": "1", "loss": "2.0"},
             {"series": "sgd/scaled", "accum_steps": "8", "step": "2", "loss": "1.0"},
             {"series": "sgd/naive", "accum_steps": "8", "step": "1", "loss": "2.0"},
             {"series": "sgd/naive", "accum_steps": "2", "step": "9", "loss": "9.0"},
+        ],
+        learning=[
+            {"effective_batch": "8", "samples": "0", "steps": "0", "validation_loss": "2.3", "noise_scale": ""},
+            {"effective_batch": "8", "samples": "64", "steps": "8", "validation_loss": "0.5", "noise_scale": "30.0"},
         ],
         machine={"cpu": "Abacus 1", "gpu": None, "torch": "2.13.0", "python": "3.11.7"},
     )
@@ -61,7 +119,9 @@ def test_the_report_writes_every_file_that_dvc_names(measured: Measured, tmp_pat
     assert written == {
         "accum-curve.json",
         "skill-gradient-accumulation.md",
-        *(f"report/{stage}.{kind}" for stage in ("throughput", "equivalence", "ablation") for kind in ("csv", "png")),
+        "report/claims.md",
+        *(f"report/{name}.png" for name in ("noise_scale", "linear_scaling", "half_life")),
+        *(f"report/{name}.{kind}" for name in WITH_TABLE for kind in ("csv", "png")),
     }
     assert (tmp_path / "report/throughput.png").read_bytes().startswith(b"\x89PNG")
 
@@ -81,7 +141,21 @@ def test_the_recipe_shows_the_damage_as_measured(measured: Measured, tmp_path: P
     assert "sgd/scaled 0.25" in page
     assert "flattens at effective batch 64" in page
     assert "cpu Abacus 1, torch 2.13.0, python 3.11.7" in page
-    assert len(page.splitlines()) < 70
+    assert len(page.splitlines()) < 80
+
+
+def test_the_recipe_says_how_large_is_worth_it(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    page = (tmp_path / "skill-gradient-accumulation.md").read_text()
+    assert "From effective batch 8 to 64 larger is cheaper per sample, up to 128 it costs no quality: take 64" in page
+    assert "noise scale is 30 targets (20 to 45)" in page
+    assert "Loss 0.2 is reached soonest at effective batch 8: in 4 s, after 40 samples." in page
+
+
+def test_the_page_of_claims_has_one_line_a_paper(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    page = (tmp_path / "report/claims.md").read_text()
+    assert [page.count(paper) for paper in ("1706.02677", "1812.06162", "2507.07101")] == [1, 1, 1]
 
 
 def test_tables_are_wide_and_at_the_largest_n(measured: Measured, tmp_path: Path) -> None:
@@ -96,7 +170,7 @@ def test_tables_are_wide_and_at_the_largest_n(measured: Measured, tmp_path: Path
 def test_figures_are_the_same_each_time(measured: Measured, tmp_path: Path) -> None:
     for folder in ("one", "other"):
         write_report(measured, tmp_path / folder)
-    for name in ("throughput", "equivalence", "ablation"):
+    for name in (*WITH_TABLE, "noise_scale", "linear_scaling", "half_life"):
         one, other = ((tmp_path / folder / f"report/{name}.png").read_bytes() for folder in ("one", "other"))
         assert one == other
 

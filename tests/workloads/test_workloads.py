@@ -34,6 +34,20 @@ def test_a_workload_is_the_same_each_time(name: str) -> None:
 SEPARABLE = [name for name in BUILT_IN if name != "contrastive"]  # whose loss compares samples with each other
 
 
+@pytest.mark.parametrize("name", SEPARABLE)
+def test_right_predictions_are_counted_among_targets_only(name: str) -> None:
+    workload = load(name)
+    assert workload.correct is not None
+    model = workload.make_model()
+    inputs, labels = workload.collate([workload.train[index] for index in range(3)])
+    targets = labels != -100
+    predictions = model(inputs).argmax(dim=-1)
+    expected = sum(bool(p == t) for p, t in zip(predictions[targets], labels[targets], strict=True))
+    assert int(workload.correct(model, (inputs, labels))) == expected
+    right = torch.where(targets, predictions, labels)
+    assert int(workload.correct(model, (inputs, right))) == int(targets.sum())
+
+
 @pytest.mark.parametrize("name", [*SEPARABLE, "tests.own_workload:regression"])
 def test_the_loss_is_a_sum_over_samples(name: str) -> None:
     workload = load(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import compress
 from typing import Any, Literal
 
@@ -16,8 +15,9 @@ from gradaccum.engine import gradients, preflight
 from gradaccum.engine.batching import Batch, samples_in
 from gradaccum.engine.gradient_sync import gradient_sync, refuse_wrapped
 from gradaccum.engine.objective import Objective
+from gradaccum.engine.observer import NoObserver, Note, Observer
 from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
-from gradaccum.engine.random_state import random_state, set_random_state
+from gradaccum.engine.state import restore, state_of
 from gradaccum.engine.step_result import LossSums, StepResult, weighted_sum
 from gradaccum.errors import BatchError, StateError
 
@@ -42,6 +42,7 @@ class Accumulator:
             step of a window whose gradient overflowed.
         accum_dtype: sum half-precision gradients in this type, rounding once before the step; None sums in their own.
         master_weights: of a half-precision model, from `master_weights(model)`; the optimizer steps on these.
+        observer: watches the gradients of every window, as `NoiseScale` does.
         after_step: called in turn with the model after each step that was applied (to average weights, say).
 
     Attributes:
@@ -64,6 +65,7 @@ class Accumulator:
         precision: Precision = "float32",
         accum_dtype: torch.dtype | None = None,
         master_weights: Sequence[nn.Parameter] | None = None,
+        observer: Observer | None = None,
         after_step: Sequence[Callable[[nn.Module], object]] = (),
     ) -> None:
         refuse_wrapped(model)
@@ -73,6 +75,7 @@ class Accumulator:
         preflight.require_precision(model, precision, accum_dtype=accum_dtype, master_weights=master_weights)
         preflight.require_optimizer(optimizer, model, master_weights=master_weights)
         preflight.require_scheduler(scheduler, optimizer)
+        preflight.require_one_count(observer, objective)
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
@@ -81,6 +84,7 @@ class Accumulator:
         self.sync = sync
         self.precision: Precision = precision
         self.master_weights = master_weights
+        self.observer = observer or NoObserver()
         self.after_step = tuple(after_step)
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
@@ -127,11 +131,13 @@ class Accumulator:
         try:
             self._gradients.clear()
             counts = self.objective.counts(window)
-            sums, sync_calls = self._accumulate(window, counts)
+            with self.observer.watch(self._gradients.parameters, micro_batches=len(window)) as note:
+                sums, sync_calls = self._accumulate(window, counts, note)
             whole = self._gradients.whole()
             if self.loss_scale is not None:
                 gradients.scale(whole, 1 / self.loss_scale.value)
             grad_norm = gradients.global_norm(whole)
+            self.observer.finish(grad_norm, sums.totals[0])
             if self.clip_norm is not None:
                 gradients.clip(whole, grad_norm, self.clip_norm)
             self._gradients.hand_over()
@@ -140,10 +146,13 @@ class Accumulator:
             raise
         return sums, sync_calls, grad_norm
 
-    def _accumulate(self, window: Sequence[Batch], counts: Sequence[Sequence[float]]) -> tuple[LossSums, int]:
+    def _accumulate(
+        self, window: Sequence[Batch], counts: Sequence[Sequence[float]], note: Note
+    ) -> tuple[LossSums, int]:
         """Backward of every micro-batch that has targets; returns the loss sums and how many passes synced."""
         totals = [sum(of_term) for of_term in zip(*counts, strict=True)]
         with_targets = [(batch, of_batch) for batch, of_batch in zip(window, counts, strict=True) if any(of_batch)]
+        shares = self._shares(totals)
         last = len(with_targets) - 1
         computing = autocast(self.precision, self._gradients.device)
         seeds: list[Tensor] = []
@@ -155,26 +164,29 @@ class Accumulator:
                 with computing:
                     sums = self.objective.loss_sums(self.model, batch)
                 if not seeds:
-                    seeds = self._seeds(sums, totals)
+                    seeds = self._seeds(sums, shares)
                 if all(of_batch):
                     torch.autograd.backward(sums, seeds)
                 else:
                     torch.autograd.backward(list(compress(sums, of_batch)), list(compress(seeds, of_batch)))
+            note(of_batch[0], shares[0])
             self._gradients.absorb()
             losses.append([loss.detach() for loss in sums])
             sync_calls += synced
         return LossSums(losses, [of_batch for _, of_batch in with_targets], totals), sync_calls
 
-    def _seeds(self, sums: Sequence[Tensor], totals: Sequence[float]) -> list[Tensor]:
-        """What backward starts from: a term's share of the window, which so is scaled without a division node."""
+    def _shares(self, totals: Sequence[float]) -> list[float]:
+        """What each term's loss sum is multiplied by, so that the window's gradient is that of its mean."""
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        weights = self.objective.terms.values()
+        return [scale * weight / total if total else 0.0 for weight, total in zip(weights, totals, strict=True)]
+
+    def _seeds(self, sums: Sequence[Tensor], shares: Sequence[float]) -> list[Tensor]:
+        """What backward starts from: as its seed, a share scales the loss without a division node."""
         if not self._looked:
             self._looked = True
             preflight.warn_of_reentrant_checkpoints(sums)
-        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
-        return [
-            loss_sum.new_full((), scale * weight / total if total else 0.0)
-            for loss_sum, weight, total in zip(sums, self.objective.terms.values(), totals, strict=True)
-        ]
+        return [loss_sum.new_full((), share) for loss_sum, share in zip(sums, shares, strict=True)]
 
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
         if not any(totals):
@@ -206,14 +218,7 @@ class Accumulator:
                 "state_dict() was called in the middle of a window, and a gradient accumulated half cannot be "
                 "continued. Call it between two step() calls, or from after_step."
             )
-        return {
-            "steps": self.steps,
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "loss_scale": None if self.loss_scale is None else asdict(self.loss_scale),
-            "master_weights": None if self.master_weights is None else [w.detach() for w in self.master_weights],
-            "random": random_state(),
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was asked for; load the model's own state before.
@@ -221,19 +226,4 @@ class Accumulator:
         Raises:
             StateError: the state is of an accumulator with other parts, which could not continue.
         """
-        for part in ("scheduler", "loss_scale", "master_weights"):
-            has, given = getattr(self, part) is not None, state[part] is not None
-            if has != given:
-                raise StateError(
-                    f"the state holds {'a' if given else 'no'} {part}, but this accumulator has "
-                    f"{'one' if has else 'none'}, and the run would not continue. Build it with the same parts."
-                )
-        self.steps = state["steps"]
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        if self.loss_scale is not None:
-            self.loss_scale = LossScale(**state["loss_scale"])
-        with torch.no_grad():
-            gradients.copy([*(self.master_weights or ())], state["master_weights"] or [])
-        set_random_state(state["random"])
+        restore(self, state)

@@ -43,22 +43,22 @@ class NativeGradients:
     """The window's gradient, accumulated by autograd in `.grad`, in the parameters' own types."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
+        self.parameters = parameters
 
     @property
     def device(self) -> torch.device:
-        return self._parameters[0].device
+        return self.parameters[0].device
 
     def clear(self) -> None:
         """Forget everything, before a window and after a failed one."""
-        gradients.clear(self._parameters)
+        gradients.clear(self.parameters)
 
     def absorb(self) -> None:
         """Take in what one backward pass left."""
 
     def whole(self) -> list[Tensor]:
         """The gradients accumulated so far, to measure and to scale in place."""
-        return gradients.gradients_of(self._parameters)
+        return gradients.gradients_of(self.parameters)
 
     def hand_over(self) -> None:
         """Put the window's gradient where the optimizer looks for it."""
@@ -109,7 +109,7 @@ class MasterGradients(WideGradients):
     def whole(self) -> list[Tensor]:
         for parameter, master in self._masters.items():
             master.grad = self._sums.pop(parameter, parameter.grad)
-        others = [parameter for parameter in self._parameters if parameter not in self._masters]
+        others = [parameter for parameter in self.parameters if parameter not in self._masters]
         return [*self._sums.values(), *gradients.gradients_of(others)]
 
     @torch.no_grad()

@@ -12,6 +12,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gradaccum.engine.gradients import HALF
+from gradaccum.engine.objective import Objective
+from gradaccum.engine.observer import Observer
 from gradaccum.engine.precision import Precision, trainable
 from gradaccum.errors import ConfigError, PreflightWarning
 
@@ -73,6 +75,16 @@ def require_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> No
         raise ConfigError(
             "the scheduler belongs to another optimizer, so this one's learning rate would never change. "
             "Build the scheduler from the optimizer given here."
+        )
+
+
+def require_one_count(observer: Observer | None, objective: Objective) -> None:
+    """Refuse to observe a gradient that is a sum of means over different counts."""
+    if observer is not None and objective.weights is not None:
+        raise ConfigError(
+            f"the objective has the terms {', '.join(objective.weights)}, each with a count and weight of its own, so "
+            "a micro-batch's gradient is no mean over one number of targets, which is what an observer is told. Leave "
+            "the observer out, or give an objective of one term without a name."
         )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
-from gradaccum.results.curve import Curve, Point
+from gradaccum.results import value_figures
+from gradaccum.results.canvas import column as _column
+from gradaccum.results.canvas import finish as _finish
+from gradaccum.results.canvas import log2 as _log2
+from gradaccum.results.canvas import new_axes as _axes
+from gradaccum.results.canvas import png as _png
+from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Table
 
 Tables = Mapping[str, Table]
@@ -22,9 +24,13 @@ SHARP = 1e-12
 
 
 def of_stage(curve: Curve, tables: Tables) -> dict[str, bytes]:
-    """The figure of a stage by its file name; empty where it has none."""
-    draw = _DRAW.get(curve.stage)
-    return {f"{curve.stage}.png": _png(draw(curve, tables))} if draw else {}
+    """The figures of a stage by their file names; empty where it has none."""
+    return {f"{name}.png": _png(draw(curve, tables)) for name, draw in _DRAW.get(curve.stage, {}).items()}
+
+
+def worth(rows: Table) -> bytes:
+    """The report's own: time to the target loss against the effective batch."""
+    return _png(value_figures.worth(rows))
 
 
 def throughput(curve: Curve, tables: Tables) -> Figure:
@@ -85,38 +91,10 @@ def ablation(curve: Curve, tables: Tables) -> Figure:
     return _finish(figure, panels, "optimizer step")
 
 
-_DRAW: Mapping[str, Callable[[Curve, Tables], Figure]] = {
-    "throughput": throughput,
-    "equivalence": equivalence,
-    "ablation": ablation,
+_DRAW: Mapping[str, Mapping[str, Callable[[Curve, Tables], Figure]]] = {
+    "throughput": {"throughput": throughput},
+    "equivalence": {"equivalence": equivalence},
+    "ablation": {"ablation": ablation},
+    "efficiency": {"efficiency": value_figures.learning, "noise_scale": value_figures.noise_scale},
+    "scaling": {"linear_scaling": value_figures.linear_scaling, "half_life": value_figures.half_life},
 }
-
-
-def _axes(columns: int) -> tuple[Figure, tuple[Axes, ...]]:
-    figure = Figure(figsize=(5.5 * columns, 4), layout="constrained")
-    return figure, tuple(figure.subplots(1, columns, squeeze=False)[0])
-
-
-def _log2(axes: Axes, values: Iterable[int]) -> None:
-    """A logarithmic x axis whose ticks are the measured values."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(set(values)))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-
-
-def _finish(figure: Figure, panels: Iterable[Axes], x_label: str) -> Figure:
-    for axes in panels:
-        axes.set_xlabel(x_label)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    return figure
-
-
-def _column(points: Iterable[Point], key: str) -> list[Any]:
-    return [point[key] for point in points]
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
-    return buffer.getvalue()

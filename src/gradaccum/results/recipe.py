@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradaccum.results.curve import Curve, Point
+from gradaccum.results.outcome import Table
+from gradaccum.results.worth import worth_sentences
 
 Metrics = Mapping[str, Any]
 
@@ -60,12 +62,19 @@ steps than were meant. The right loop's: {right}
 - {throughput}
 - {flattens}
 
+## How large is worth it
+{worth}
+
+Choose the micro-batch by what memory holds, then `accum_steps` by this. Train a short run at a few effective batches on
+the *same samples*; the loss on equal samples tells, not the loss on equal steps. Keep AdamW's second moment at its
+half-life in samples when the batch changes: `beta2' = beta2 ** (new_batch / old_batch)`.
+
 Measured on: {machine}.
 """
 
 
-def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics) -> str:
-    """The page, from the stages' metrics, the ablation's curve and `environment.json`."""
+def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics, *, worth: Table) -> str:
+    """The page, from the stages' metrics, the ablation's curve, `environment.json` and the worth of each arm."""
     most = max(point["accum_steps"] for point in ablation.points)
     at_most = {point["series"]: point for point in ablation.points if point["accum_steps"] == most}
     lines = [
@@ -79,6 +88,7 @@ def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics) ->
         mistakes="\n".join([f"At effective batch {effective}, N = {most}:", "", *lines]),
         right="; ".join(right) + ".",
         machine=", ".join(f"{key} {machine[key]}" for key in ("cpu", "gpu", "torch", "python") if machine.get(key)),
+        worth="\n".join(f"- {line}" for line in worth_sentences(worth, metrics["efficiency"], metrics["throughput"])),
         **_expectations(metrics["equivalence"], metrics["throughput"]),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradaccum.results import figures
+from gradaccum.results.claims import claims, page
 from gradaccum.results.curve import Curve, Point, outer_join
 from gradaccum.results.files import (
     OUTPUTS,
@@ -20,6 +21,7 @@ from gradaccum.results.files import (
 )
 from gradaccum.results.outcome import Row, Table
 from gradaccum.results.recipe import Metrics, recipe
+from gradaccum.results.worth import worth_table
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,17 @@ class Measured:
     curves: Mapping[str, Curve]
     metrics: Mapping[str, Metrics]
     losses: Table
+    learning: Table
     machine: Metrics
 
     @classmethod
     def read(cls, root: Path = OUTPUTS) -> Measured:
-        stages = ("throughput", "equivalence", "ablation")
+        stages = ("throughput", "equivalence", "ablation", "efficiency", "scaling")
         return cls(
             curves={stage: read_curve(root / stage / "accum-curve.json") for stage in stages},
             metrics={stage: read_json(root / stage / "metrics.json") for stage in stages},
             losses=read_csv(root / "ablation" / "losses.csv"),
+            learning=read_csv(root / "efficiency" / "learning.csv"),
             machine=read_json(root / "environment.json"),
         )
 
@@ -48,13 +52,20 @@ def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
         "throughput": throughput_table(measured.curves["throughput"]),
         "equivalence": equivalence_table(measured.curves["equivalence"]),
         "ablation": ablation_table(measured.losses),
+        "efficiency": efficiency_table(measured.curves["efficiency"]),
+        "worth": worth_table(measured.curves["efficiency"], measured.curves["throughput"]),
     }
-    drawn = [figures.of_stage(curve, {"losses": measured.losses}) for curve in measured.curves.values()]
+    long_tables = {"losses": measured.losses, "learning": measured.learning}
+    drawn = [figures.of_stage(curve, long_tables) for curve in measured.curves.values()]
+    drawn.append({"worth.png": figures.worth(tables["worth"])})
     return [
         write_json(root / "accum-curve.json", joined_curve(measured.curves).to_json()),
         write_text(
             root / "skill-gradient-accumulation.md",
-            recipe(measured.metrics, measured.curves["ablation"], measured.machine),
+            recipe(measured.metrics, measured.curves["ablation"], measured.machine, worth=tables["worth"]),
+        ),
+        write_text(
+            root / "report" / "claims.md", page(claims(measured.metrics["efficiency"], measured.metrics["scaling"]))
         ),
         *(write_csv(root / "report" / f"{name}.csv", rows) for name, rows in tables.items()),
         *(write_bytes(root / "report" / name, image) for images in drawn for name, image in images.items()),
@@ -90,6 +101,12 @@ def ablation_table(losses: Table) -> Table:
         if int(row["accum_steps"]) == most:
             series.setdefault(row["series"], []).append({"step": int(row["step"]), "loss": row["loss"]})
     return list(_wide(series, "step", "loss"))
+
+
+def efficiency_table(curve: Curve) -> Table:
+    """One row an arm."""
+    keys = ("effective_batch", "steps", "lr", "validation_loss", "validation_accuracy", "noise_scale")
+    return [{key: point[key] for key in keys} for point in main_series(curve)]
 
 
 def _wide(series: Mapping[str, list[Row]] | Mapping[str, list[Point]], x: str, y: str) -> Iterator[Row]:

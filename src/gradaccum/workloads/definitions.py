@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gradaccum.engine.objective import Objective
+from gradaccum.workloads.accuracy import correct_labels
 from gradaccum.workloads.networks import ByteTransformer
 from gradaccum.workloads.text import Entry, entries
 from gradaccum.workloads.workload import Workload
@@ -30,6 +31,7 @@ def workload() -> Workload:
         train=pairs(train),
         validation=pairs(validation),
         collate=pad,
+        correct=correct_labels,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import TensorDataset, default_collate
 
 from gradaccum.engine.objective import Objective
+from gradaccum.workloads.accuracy import correct_labels
 from gradaccum.workloads.networks import ByteTransformer
 from gradaccum.workloads.text import Entry, entries
 from gradaccum.workloads.workload import Workload
@@ -25,6 +26,7 @@ def workload() -> Workload:
         train=packed(train),
         validation=packed(validation),
         collate=default_collate,
+        correct=correct_labels,
     )
 
 

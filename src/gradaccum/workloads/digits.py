@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset, default_collate
 
 from gradaccum.engine.objective import Objective
+from gradaccum.workloads.accuracy import correct_labels
 from gradaccum.workloads.networks import mlp
 from gradaccum.workloads.workload import Workload
 
@@ -27,4 +28,5 @@ def workload() -> Workload:
         train=TensorDataset(inputs[train], labels[train]),
         validation=TensorDataset(inputs[validation], labels[validation]),
         collate=default_collate,
+        correct=correct_labels,
     )

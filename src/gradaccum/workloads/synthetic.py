@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import TensorDataset, default_collate
 
 from gradaccum.engine.objective import Objective
+from gradaccum.workloads.accuracy import correct_labels
 from gradaccum.workloads.choice import SyntheticOptions
 from gradaccum.workloads.networks import mlp
 from gradaccum.workloads.workload import Workload
@@ -26,4 +27,5 @@ def workload(options: SyntheticOptions) -> Workload:
         train=samples(options.samples),
         validation=samples(max(1, options.samples // 8)),
         collate=default_collate,
+        correct=correct_labels,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradaccum.engine.batching import Batch
 from gradaccum.engine.objective import Objective
@@ -32,6 +32,7 @@ class Workload:
         train: training samples.
         validation: held-out samples.
         collate: a list of samples to the micro-batch that `objective` takes.
+        correct: how many of a batch's targets the model gets right; None where that means nothing.
     """
 
     name: str
@@ -40,3 +41,4 @@ class Workload:
     train: Samples
     validation: Samples
     collate: Callable[[list[Any]], Batch]
+    correct: Callable[[nn.Module, Batch], Tensor] | None = None

@@ -1,0 +1,45 @@
+"""Means over repeated runs, with their confidence intervals; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import t
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean, and where the true one lies with 95 % confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+    def fields(self, name: str) -> dict[str, Any]:
+        """As fields of a point: `name`, `name_low`, `name_high`."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Student's t interval; at least two values, taken as independent and about normal."""
+    assert len(values) >= 2, "one value has no spread"
+    mean = float(np.mean(values))
+    reach = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return Interval(mean, mean - reach, mean + reach)
+
+
+def first_reached(x: Sequence[float], y: Sequence[float | None], level: float) -> float | None:
+    """Where y first comes down to `level`, on straight lines between the points; None where it never does."""
+    known = [(at, value) for at, value in zip(x, y, strict=True) if value is not None]
+    for index, (at, value) in enumerate(known):
+        if value <= level:
+            if index == 0:
+                return at
+            before, above = known[index - 1]
+            return before + (at - before) * (above - level) / (above - value)
+    return None
