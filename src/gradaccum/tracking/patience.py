@@ -58,7 +58,7 @@ class Patience:
 
     def _lose(self, doing: str, error: BaseException | None) -> None:
         self.lost = True
-        reason = redact(_first_line(error)) if error else "no answer in time"
+        reason = redact(_reason(error)) if error else "no answer in time"
         message = (
             f"MLflow at {self.store} could not {doing}: {reason}. The results are kept as files; "
             "`gradaccum sync` publishes them when the store answers again."
@@ -75,6 +75,10 @@ def _into(outcome: dict[str, Any], function: Callable[[], Any]) -> None:
         outcome["error"] = error
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
+def _reason(error: BaseException) -> str:
+    """One line: the network's own word where there is one, which MLflow wraps in a paragraph."""
+    inner: BaseException | None = error
+    while inner and not (isinstance(inner, OSError) and type(inner).__module__ == "builtins"):
+        inner = inner.__cause__ or inner.__context__
+    lines = str(inner or error).strip().splitlines()
+    return f"{type(inner or error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
