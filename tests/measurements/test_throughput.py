@@ -1,114 +1,193 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gradaccum.config import section, shared
 from gradaccum.engine.accumulator import Accumulator
-from gradaccum.engine.batching import BatchPlan
-from gradaccum.measurements import sweep
+from gradaccum.engine.batching import Batch
+from gradaccum.errors import ConfigError
+from gradaccum.measurements import sweep, timing
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config, measure
 from gradaccum.results.outcome import Outcome
+from gradaccum.workloads.choice import WorkloadChoice
 
-REQUIRED = {"avg_loss", "samples_per_sec", "median_step_ms", "sync_calls", "steps"}
+SECTION = {
+    "micro_batch": 3,
+    "accum_steps": [1, 2, 5],
+    "num_steps": 4,
+    "frontier": {"effective_batch": 12, "micro_batch": [1, 3, 12], "num_steps": 2},
+    "repeats": 2,
+    "seconds": 60.0,
+    "optimizer": "sgd",
+}
 
 
 def config(**changes: Any) -> Config:
-    given: dict[str, Any] = {
-        "micro_batch": 4,
-        "accum_steps": [1, 2, 4],
-        "num_steps": 3,
-        "repeats": 2,
-        "optimizer": "sgd",
-    }
-    return Config(**{**given, **changes})
+    return section({"throughput": {**SECTION, **changes}}, "throughput", Config)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_clock_that_keeps_still() -> Iterator[None]:
+    """Steps take 0.2 ms a micro-batch and 0.5 ms once, so that no assertion depends on the machine."""
+
+    def timed(timer: timing.Timer, accumulator: Accumulator, window: Sequence[Batch]) -> timing.TimedStep:
+        del timer
+        return timing.TimedStep(accumulator.step(window), 0.2 * len(window) + 0.5)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing.Timer, "timed", timed)
+        patch.setattr(timing, "thread_time", timing.perf_counter)
+        patch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device: 1e11)
+        yield
 
 
 @pytest.fixture(scope="module")
 def outcome() -> Outcome:
-    from gradaccum.config import read_params, shared
-
-    return measure(config(), shared(read_params(), Setup))
-
-
-def test_every_point_carries_what_the_schema_promises(outcome: Outcome) -> None:
-    assert outcome.curve.x == "effective_batch"
-    assert [point["effective_batch"] for point in outcome.curve.points] == [4, 8, 16]
-    for point in outcome.curve.points:
-        assert point.keys() >= REQUIRED
-        assert point["steps"] == 6
-        assert point["samples_per_sec"] > 0
-
-
-def test_gradients_sync_once_a_step_and_that_is_counted(outcome: Outcome) -> None:
-    assert [point["sync_calls"] for point in outcome.curve.points] == [6, 6, 6]
-    assert outcome.failures == []
+    setup = shared(
+        {
+            "seed": 7,
+            "device": "cpu",
+            "threads": 1,
+            "workload": {"name": "digits"},
+            "optimizers": {"sgd": {"lr": 0.1}, "adamw": {"lr": 1e-3}},
+        },
+        Setup,
+    )
+    return measure(config(), setup)
 
 
-def test_syncing_on_every_micro_batch_fails_the_claim(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
-    built = Accumulator.__init__
-
-    def every(self: Accumulator, *args: Any, **options: Any) -> None:
-        built(self, *args, **{**options, "sync": "every"})
-
-    monkeypatch.setattr(Accumulator, "__init__", every)
-    failures = measure(config(), setup).failures
-    assert failures == [
-        "N=2: gradients synced 12 times in 6 steps, not once a step.",
-        "N=4: gradients synced 24 times in 6 steps, not once a step.",
+def test_the_curve_holds_the_points_of_the_fixed_micro_batch_only(outcome: Outcome) -> None:
+    assert [(point["effective_batch"], point["accum_steps"]) for point in outcome.curve.points] == [
+        (3, 1),
+        (6, 2),
+        (15, 5),
     ]
+    for point in outcome.curve.points:
+        assert point["steps"] == point["sync_calls"] == 4 * 2
+        assert point["step_ms_low"] <= point["median_step_ms"] <= point["step_ms_high"]
+        assert point["samples_per_sec"] > 0
+        assert 0 < point["mfu"] < 1
+    assert not outcome.failures
 
 
-def test_there_is_a_record_of_every_optimizer_step(outcome: Outcome) -> None:
-    rows = [row for row in outcome.tables["steps"] if row["accum_steps"] == 2]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    for row in rows:
-        assert row["samples_per_sec"] == pytest.approx(1000 * 8 / row["wall_ms"])
-        assert row["sync_calls"] == 1
+def test_the_frontier_cuts_the_same_effective_batch_finer_and_finer(outcome: Outcome) -> None:
+    rows = outcome.tables["frontier"]
+    assert [(row["micro_batch"], row["accum_steps"]) for row in rows] == [(1, 12), (3, 4), (12, 1)]
+    assert {row["effective_batch"] for row in rows} == {12}
+    assert {(row["workload"], row["optimizer"]) for row in rows} == {("digits", "sgd")}
+    assert all(row["steps"] == 2 * 2 for row in rows)
 
 
-def test_all_but_timings_repeats(outcome: Outcome, setup: Setup) -> None:
-    again = measure(config(), setup)
-    for one, other in zip(outcome.tables["steps"], again.tables["steps"], strict=True):
-        for key in ("step", "accum_steps", "loss", "grad_norm", "sync_calls"):
-            assert one[key] == other[key]
-    assert [p["avg_loss"] for p in outcome.curve.points] == [p["avg_loss"] for p in again.curve.points]
+def test_every_optimizer_step_that_counts_has_its_record(outcome: Outcome) -> None:
+    steps = outcome.tables["steps"]
+    assert len(steps) == 3 * 8 + 3 * 4
+    point = outcome.curve.points[-1]
+    own = [row for row in steps if (row["micro_batch"], row["accum_steps"]) == (3, 5)]
+    assert sum(row["loss"] for row in own) / len(own) == pytest.approx(point["avg_loss"])
+    assert all(row["sync_calls"] == 1 for row in own)
 
 
-def test_every_round_visits_every_point_in_an_order_of_its_own() -> None:
-    plans = [BatchPlan(4 * steps, 4) for steps in (1, 2, 4, 8, 16)]
-    visited = sweep.shuffled_rounds(plans, 4, seed=7)
-    rounds = [tuple(visited[start : start + 5]) for start in range(0, 20, 5)]
-    assert all(set(each) == set(plans) for each in rounds)
-    assert len(set(rounds)) > 1
+def test_the_headline_gives_every_fitted_number_with_its_interval(outcome: Outcome) -> None:
+    metrics = outcome.metrics
+    for name, value in (("t_micro_ms", 0.2), ("t_step_ms", 0.5), ("flattens_at_effective_batch", 3 * 48)):
+        for key in (f"{name}_low", name, f"{name}_high"):
+            assert metrics[key] == pytest.approx(value)
+    assert metrics["matmul_peak_gflops"] == 100
+    assert metrics["extrapolation_error"] == pytest.approx(0, abs=1e-9)
+    assert metrics["disturbed_visits"] == 0
+    assert metrics["frontier_fastest_micro_batch"] == 12
+    assert metrics["frontier_slowest_over_fastest"] == pytest.approx(2.9 / 0.7)
 
 
-def test_batches_are_made_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
-    events: list[str] = []
-    micro_batch, timed = sweep.Bench.micro_batch, sweep.Timer.timed
-    monkeypatch.setattr(sweep.Bench, "micro_batch", lambda *args: events.append("batch") or micro_batch(*args))
-    monkeypatch.setattr(sweep.Timer, "timed", lambda *args: events.append("clock") or timed(*args))
-    measure(config(), setup)
-    assert "batch" not in events[events.index("clock") :]
-
-
-def test_the_headline_is_the_fit_of_the_points(outcome: Outcome) -> None:
+def test_the_fitted_times_are_those_of_the_headline(outcome: Outcome) -> None:
     metrics = outcome.metrics
     assert metrics["peak_samples_per_sec"] == max(point["samples_per_sec"] for point in outcome.curve.points)
-    assert metrics["flattens_at_effective_batch"] % 4 == 0
     for point in outcome.curve.points:
         assert point["fitted_step_ms"] == pytest.approx(
             point["accum_steps"] * metrics["t_micro_ms"] + metrics["t_step_ms"]
         )
 
 
-def test_where_it_flattens_is_said_in_a_sentence(outcome: Outcome) -> None:
-    assert any("flattens at effective batch" in finding for finding in outcome.findings)
+def test_batches_are_made_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
+    events: list[str] = []
+    micro_batch, timed = timing.Bench.micro_batch, timing.Timer.timed
+    monkeypatch.setattr(timing.Bench, "micro_batch", lambda *args: events.append("batch") or micro_batch(*args))
+    monkeypatch.setattr(timing.Timer, "timed", lambda *args: events.append("clock") or timed(*args))
+    measure(config(), setup)
+    assert "batch" not in events[events.index("clock") :]
 
 
-@pytest.mark.parametrize("workload", ["dictionary", "definitions"])
-def test_text_is_measured_as_well(make_setup: Callable[..., Setup], workload: str) -> None:
-    outcome = measure(config(micro_batch=1, accum_steps=[1, 8], num_steps=3, repeats=1), make_setup(workload))
-    assert outcome.failures == []
+def test_the_findings_say_where_it_flattens_and_what_the_optimizer_s_share_is(outcome: Outcome) -> None:
+    said = "\n".join(outcome.findings)
+    assert f"flattens at effective batch {outcome.metrics['flattens_at_effective_batch']}" in said
+    assert "71% at N=1, 56% at N=2, 33% at N=5" in said
+    assert "At effective batch 12, micro-batches of 12 are fastest" in said
+    assert "100 GFLOP/s" in said
+
+
+def test_two_runs_differ_in_times_alone(outcome: Outcome, setup: Setup) -> None:
+    again = measure(config(), setup_without_momentum(setup))
+    for first, second in zip(outcome.tables["steps"], again.tables["steps"], strict=True):
+        timeless = ("step", "effective_batch", "micro_batch", "accum_steps", "loss", "grad_norm", "sync_calls")
+        assert {key: first[key] for key in timeless} == {key: second[key] for key in timeless}
+
+
+def setup_without_momentum(setup: Setup) -> Setup:
+    return replace(setup, optimizers=replace(setup.optimizers, sgd=replace(setup.optimizers.sgd, momentum=0.0)))
+
+
+def test_a_point_of_both_sweeps_is_measured_once(setup: Setup) -> None:
+    shared_point = measure(
+        config(accum_steps=[1, 4], frontier={"effective_batch": 12, "micro_batch": [3], "num_steps": 2}), setup
+    )
+    assert len(shared_point.tables["steps"]) == 2 * 8
+    assert shared_point.curve.points[1]["steps"] == shared_point.tables["frontier"][0]["steps"] == 8
+
+
+def test_a_sync_on_every_micro_batch_is_found(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def eager(*args: Any, **options: Any) -> Accumulator:
+        return Accumulator(*args, **options, sync="every")
+
+    monkeypatch.setattr(timing, "Accumulator", eager)
+    failures = measure(config(), setup).failures
+    assert any(failure.startswith("3 x 5: gradients synced 40 times in 8 steps") for failure in failures)
+
+
+def with_workload(setup: Setup, name: str) -> Setup:
+    options = {"in_features": 5, "hidden": 7, "out_features": 3, "samples": 10}
+    return replace(setup, workload=WorkloadChoice.parse({"name": name, "synthetic": options}))
+
+
+@pytest.mark.parametrize("workload", ["definitions", "synthetic"])
+def test_it_measures_other_workloads_too(workload: str, make_setup: Callable[..., Setup]) -> None:
+    setup = with_workload(make_setup(), workload)
+    small = {"effective_batch": 4, "micro_batch": [1, 4], "num_steps": 1}
+    result = measure(config(accum_steps=[1, 3], num_steps=1, frontier=small, optimizer="adamw"), setup)
+    assert not result.failures
+    assert result.curve.points[0]["series"] == "adamw"
+
+
+def test_more_micro_batches_than_an_epoch_go_through_it_again(make_setup: Callable[..., Setup]) -> None:
+    setup = with_workload(make_setup(), "synthetic")
+    small = {"effective_batch": 32, "micro_batch": [16, 32], "num_steps": 1}
+    assert not measure(config(accum_steps=[1, 16], frontier=small), setup).failures
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"frontier": {"effective_batch": 12, "micro_batch": [5], "num_steps": 2}}, "micro_batch holds 5, which does"),
+        ({"frontier": {"effective_batch": 12, "micro_batch": [3, 3], "num_steps": 2}}, "holds 3 more than once"),
+        ({"accum_steps": [2]}, "throughput.accum_steps = .* is not allowed"),
+        ({"accum_steps": [2, 2]}, "accum_steps holds 2 more than once"),
+        ({"seconds": 0}, "throughput.seconds = 0 is not allowed"),
+    ],
+)
+def test_a_value_that_cannot_be_right_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(**changes)

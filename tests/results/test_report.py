@@ -22,7 +22,7 @@ def point(series: str, accum_steps: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-TIMES = {"median_step_ms": 2.0, "step_ms_p25": 1.9, "step_ms_p75": 2.2, "fitted_step_ms": 2.0}
+TIMES = {"median_step_ms": 2.0, "step_ms_low": 1.9, "step_ms_high": 2.2, "fitted_step_ms": 2.0}
 DIFFS = {"grad_rel_diff_float64": 1e-16, "max_grad_diff": 0.0}
 MISTAKE = {"grad_norm_ratio": 8.0, "param_diff_step1": 0.125, "final_loss": None, "diverged_at_step": 4}
 RIGHT = {"grad_norm_ratio": 1.0, "param_diff_step1": 0.0, "final_loss": 0.25, "diverged_at_step": None}
@@ -65,7 +65,13 @@ SCALING = {
     "half_life/loss_of_fixed_above_it_high": 0.03,
     "half_life/holds": True,
 }
-WITH_TABLE = ("throughput", "equivalence", "ablation", "efficiency", "worth")
+WITH_TABLE = ("throughput", "equivalence", "ablation", "memory", "plan", "efficiency", "worth")
+KINDS = ("parameters", "gradients", "optimizer_state", "inputs", "activations", "temporaries")
+BYTES = {f"{kind}_bytes": 100 for kind in KINDS} | {"predicted_bytes": 600, "tally_bytes": 600}
+BYTES |= {"process_bytes": 700, "device_bytes": None}
+CANDIDATE = {"predicted_bytes": 600, "predicted_step_ms": 1.0, "fits": True, "chosen": True}
+MEMORY = {"activation_bytes_per_sample": 2048.0, "max_prediction_error": 0.0, "max_growth_in_accum_steps": 0.0}
+PLAN = {"micro_batch": 64, "accum_steps": 8, "world_size": 1, "predicted_bytes": 2048, "predicted_step_ms": 3.5}
 
 
 @pytest.fixture
@@ -81,6 +87,8 @@ def measured() -> Measured:
             "ablation": Curve(
                 "ablation", "accum_steps", (point("sgd/scaled", 8, **RIGHT), point("sgd/naive", 8, **MISTAKE))
             ),
+            "memory": Curve("memory", "accum_steps", tuple(point("sgd/micro_batch=4", n, **BYTES) for n in (1, 2))),
+            "plan": Curve("plan", "accum_steps", tuple(point("candidates", n, **CANDIDATE) for n in (1, 2))),
             "efficiency": Curve("efficiency", "effective_batch", tuple(point("sgd", n, **ARM) for n in (1, 2))),
             "scaling": Curve(
                 "scaling",
@@ -89,6 +97,8 @@ def measured() -> Measured:
             ),
         },
         metrics={
+            "memory": MEMORY,
+            "plan": PLAN,
             "equivalence": {"max_grad_diff": 3e-8, "max_grad_rel_diff_float64": 1e-16},
             "throughput": {
                 "t_micro_ms": 0.17,
@@ -100,16 +110,28 @@ def measured() -> Measured:
             "efficiency": EFFICIENCY,
             "scaling": SCALING,
         },
-        losses=[
-            {"series": "sgd/scaled", "accum_steps": "8", "step": "1", "loss": "2.0"},
-            {"series": "sgd/scaled", "accum_steps": "8", "step": "2", "loss": "1.0"},
-            {"series": "sgd/naive", "accum_steps": "8", "step": "1", "loss": "2.0"},
-            {"series": "sgd/naive", "accum_steps": "2", "step": "9", "loss": "9.0"},
-        ],
-        learning=[
-            {"effective_batch": "8", "samples": "0", "steps": "0", "validation_loss": "2.3", "noise_scale": ""},
-            {"effective_batch": "8", "samples": "64", "steps": "8", "validation_loss": "0.5", "noise_scale": "30.0"},
-        ],
+        tables={
+            "losses": [
+                {"series": "sgd/scaled", "accum_steps": "8", "step": "1", "loss": "2.0"},
+                {"series": "sgd/scaled", "accum_steps": "8", "step": "2", "loss": "1.0"},
+                {"series": "sgd/naive", "accum_steps": "8", "step": "1", "loss": "2.0"},
+                {"series": "sgd/naive", "accum_steps": "2", "step": "9", "loss": "9.0"},
+            ],
+            "learning": [
+                {"effective_batch": "8", "samples": "0", "steps": "0", "validation_loss": "2.3", "noise_scale": ""},
+                {
+                    "effective_batch": "8",
+                    "samples": "64",
+                    "steps": "8",
+                    "validation_loss": "0.5",
+                    "noise_scale": "30.0",
+                },
+            ],
+            "frontier": [
+                {"effective_batch": "8", "micro_batch": micro, **{key: str(value) for key, value in TIMES.items()}}
+                for micro in ("1", "8")
+            ],
+        },
         machine={"cpu": "Abacus 1", "gpu": None, "torch": "2.13.0", "python": "3.11.7"},
     )
 
@@ -165,6 +187,21 @@ def test_tables_are_wide_and_at_the_largest_n(measured: Measured, tmp_path: Path
         {"step": "2", "sgd/scaled": "1.0", "sgd/naive": ""},
     ]
     assert files.read_csv(tmp_path / "report/equivalence.csv") == [{"accum_steps": "2", "sgd": "1e-16"}]
+
+
+def test_memory_is_told_by_kind_at_the_largest_n(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    (row,) = files.read_csv(tmp_path / "report/memory.csv")
+    assert row["predicted_bytes"] == "600"
+    assert [row[f"{kind}_bytes"] for kind in KINDS] == ["100"] * 6
+
+
+def test_the_recipe_says_what_it_takes_in_memory_and_what_to_set(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    page = (tmp_path / "skill-gradient-accumulation.md").read_text()
+    assert "Memory does not grow with N" in page
+    assert "2 KiB of activations a sample" in page
+    assert "micro_batch=64, accum_steps=8 (2 KiB, 3.5 ms a step)" in page
 
 
 def test_figures_are_the_same_each_time(measured: Measured, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What does it cost? Samples per second and step time against the effective batch, at a fixed micro-batch."""
+"""What does it cost? Step time and samples per second, at a fixed micro-batch and at a fixed effective batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from gradaccum.errors import ConfigError
 from gradaccum.measurements.setup import (
     STRICT,
     OptimizerName,
+    PositiveFloat,
     PositiveInt,
     Progress,
     Setup,
+    divisors,
     no_progress,
     require_distinct,
 )
@@ -23,27 +25,54 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Frontier:
+    """The sweep at a fixed effective batch.
+
+    Attributes:
+        effective_batch: samples of every step.
+        micro_batch: the points; each cuts the effective batch into equal micro-batches.
+        num_steps: optimizer steps a point, in each round.
+    """
+
+    effective_batch: PositiveInt
+    micro_batch: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    num_steps: PositiveInt
+
+    def __post_init__(self) -> None:
+        require_distinct("micro_batch", self.micro_batch)
+        for micro in self.micro_batch:
+            if self.effective_batch % micro:
+                raise ConfigError(
+                    f"micro_batch holds {micro}, which does not divide effective_batch={self.effective_batch}, so the "
+                    f"last micro-batch would be smaller. Choose from {divisors(self.effective_batch)}."
+                )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Config:
     """The `throughput` section.
 
     Attributes:
-        micro_batch: samples of a forward pass.
-        accum_steps: the points of the curve.
+        micro_batch: samples of a forward pass, in the sweep of a fixed micro-batch.
+        accum_steps: its points.
         num_steps: optimizer steps a point, in each round.
-        repeats: rounds; each visits every point, in an order of its own.
+        frontier: the sweep at a fixed effective batch.
+        repeats: rounds; each visits every point of both sweeps, in an order of its own.
+        seconds: how long timing may take. Where `repeats` rounds would take longer, every point takes fewer steps; what
+            is left is spent on visits that the machine disturbed.
         optimizer: which one steps.
     """
 
     micro_batch: PositiveInt
     accum_steps: Annotated[tuple[PositiveInt, ...], Field(min_length=2)]
     num_steps: PositiveInt
+    frontier: Frontier
     repeats: PositiveInt
+    seconds: PositiveFloat
     optimizer: OptimizerName
 
     def __post_init__(self) -> None:
         require_distinct("accum_steps", self.accum_steps)
-        if len(self.accum_steps) < 2:
-            raise ConfigError("accum_steps holds one number, and a curve needs two. Add another.")
 
 
 def measure(config: Config, setup: Setup, progress: Progress = no_progress) -> Outcome:

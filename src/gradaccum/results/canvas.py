@@ -1,4 +1,4 @@
-"""What all figures share; beside `figures` and `value_figures` the only user of matplotlib."""
+"""What all figures share; beside `figures`, `cost_figures` and `value_figures` the only user of matplotlib."""
 
 from __future__ import annotations
 

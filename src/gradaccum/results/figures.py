@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import cycle
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from gradaccum.results import value_figures
+from gradaccum.results import cost_figures, value_figures
 from gradaccum.results.canvas import column as _column
 from gradaccum.results.canvas import finish as _finish
 from gradaccum.results.canvas import log2 as _log2
@@ -31,24 +30,6 @@ def of_stage(curve: Curve, tables: Tables) -> dict[str, bytes]:
 def worth(rows: Table) -> bytes:
     """The report's own: time to the target loss against the effective batch."""
     return _png(value_figures.worth(rows))
-
-
-def throughput(curve: Curve, tables: Tables) -> Figure:
-    """Samples per second, and the step time with its fit, against the effective batch."""
-    del tables
-    figure, (rate, time) = _axes(2)
-    for name, points in curve.series().items():
-        x = _column(points, "effective_batch")
-        rate.plot(x, _column(points, "samples_per_sec"), marker="o", label=name)
-        time.plot(x, _column(points, "fitted_step_ms"), color="0.6", label="fit: N x t_micro + t_step")
-        medians, low, high = (_column(points, key) for key in ("median_step_ms", "step_ms_p25", "step_ms_p75"))
-        spread = [np.subtract(medians, low), np.subtract(high, medians)]
-        time.errorbar(x, medians, yerr=spread, marker="o", linestyle="none", label="median, quartiles")
-    for axes in (rate, time):
-        _log2(axes, [point["effective_batch"] for point in curve.points])
-    rate.set(ylabel="samples/s", title="Throughput saturates", ylim=(0, None))
-    time.set(yscale="log", ylabel="ms per optimizer step", title="Step time grows with N")
-    return _finish(figure, (rate, time), "effective batch (samples)")
 
 
 def equivalence(curve: Curve, tables: Tables) -> Figure:
@@ -92,9 +73,11 @@ def ablation(curve: Curve, tables: Tables) -> Figure:
 
 
 _DRAW: Mapping[str, Mapping[str, Callable[[Curve, Tables], Figure]]] = {
-    "throughput": {"throughput": throughput},
+    "throughput": {"throughput": cost_figures.throughput},
     "equivalence": {"equivalence": equivalence},
     "ablation": {"ablation": ablation},
+    "memory": {"memory": cost_figures.memory},
+    "plan": {"plan": cost_figures.plan},
     "efficiency": {"efficiency": value_figures.learning, "noise_scale": value_figures.noise_scale},
     "scaling": {"linear_scaling": value_figures.linear_scaling, "half_life": value_figures.half_life},
 }

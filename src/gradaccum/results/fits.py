@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from gradaccum.errors import GradaccumError
 
+RESAMPLES = 1000
+"""Of the bootstrap: enough for two digits of an interval's ends."""
+
 
 class FitError(GradaccumError, ValueError):
     """Points that the model cannot explain."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """95 % of what the bootstrap gave."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, replicates: Iterable[float] | NDArray[np.float64]) -> Interval:
+        """The percentile interval."""
+        low, high = np.percentile(np.fromiter(replicates, dtype=float), [2.5, 97.5]).tolist()
+        return cls(low, high)
 
 
 @dataclass(frozen=True)
@@ -68,3 +86,47 @@ def fit_step_time(accum_steps: Sequence[int], step_ms: Sequence[float]) -> StepT
         )
     residuals = design @ np.array([t_micro, t_step]) - 1
     return StepTimeFit(float(t_micro), float(t_step), float(np.abs(residuals).max()))
+
+
+def extrapolation_error(accum_steps: Sequence[int], step_ms: Sequence[float]) -> float | None:
+    """How far the fit of the smaller half of the points misses the largest one, relative to it.
+
+    It says what residuals cannot: whether the model predicts a point that it has not seen. None below three points, and
+    where the smaller half is noise.
+    """
+    points = sorted(zip(accum_steps, step_ms, strict=True))
+    if len(points) < 3:
+        return None
+    small = points[: max(2, len(points) // 2)]
+    try:
+        fit = fit_step_time([steps for steps, _ in small], [time for _, time in small])
+    except FitError:
+        return None
+    most, measured = points[-1]
+    return fit.step_ms(most) / measured - 1
+
+
+def bootstrap_medians(rounds: Sequence[Sequence[float]], *, seed: int) -> NDArray[np.float64]:
+    """Medians of resampled measurements, `[RESAMPLES]`.
+
+    Rounds are drawn first and measurements within them second (a two-stage bootstrap, Davison and Hinkley 1997, section
+    3.8): steps of one round share what the machine did just then, and drawn alone they would feign certainty.
+    """
+    shortest = min(len(measured) for measured in rounds)
+    measured = np.array([each[:shortest] for each in rounds])
+    random = np.random.default_rng(seed)
+    which = random.integers(len(rounds), size=(RESAMPLES, len(rounds), 1))
+    steps = random.integers(shortest, size=(RESAMPLES, len(rounds), shortest))
+    medians: NDArray[np.float64] = np.median(measured[which, steps], axis=(1, 2))
+    return medians
+
+
+def fit_replicates(accum_steps: Sequence[int], medians: Sequence[NDArray[np.float64]]) -> list[StepTimeFit]:
+    """One fit a bootstrap replicate; `medians[i]` are the replicates of point `i`."""
+    fits = []
+    for replicate in np.stack(medians, axis=1):
+        try:
+            fits.append(fit_step_time(accum_steps, replicate.tolist()))
+        except FitError:
+            continue  # a draw of noise alone has no rate to report
+    return fits

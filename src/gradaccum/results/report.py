@@ -26,22 +26,21 @@ from gradaccum.results.worth import worth_table
 
 @dataclass(frozen=True)
 class Measured:
-    """What the stages wrote, by stage, and the machine they ran on."""
+    """What the stages wrote: curves and metrics by stage, tables by file name, and the machine they ran on."""
 
     curves: Mapping[str, Curve]
     metrics: Mapping[str, Metrics]
-    losses: Table
-    learning: Table
+    tables: Mapping[str, Table]
     machine: Metrics
 
     @classmethod
     def read(cls, root: Path = OUTPUTS) -> Measured:
-        stages = ("throughput", "equivalence", "ablation", "efficiency", "scaling")
+        stages = ("throughput", "equivalence", "ablation", "memory", "plan", "efficiency", "scaling")
+        tables = (("ablation", "losses"), ("efficiency", "learning"), ("throughput", "frontier"))
         return cls(
             curves={stage: read_curve(root / stage / "accum-curve.json") for stage in stages},
             metrics={stage: read_json(root / stage / "metrics.json") for stage in stages},
-            losses=read_csv(root / "ablation" / "losses.csv"),
-            learning=read_csv(root / "efficiency" / "learning.csv"),
+            tables={name: read_csv(root / stage / f"{name}.csv") for stage, name in tables},
             machine=read_json(root / "environment.json"),
         )
 
@@ -51,12 +50,13 @@ def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
     tables = {
         "throughput": throughput_table(measured.curves["throughput"]),
         "equivalence": equivalence_table(measured.curves["equivalence"]),
-        "ablation": ablation_table(measured.losses),
+        "ablation": ablation_table(measured.tables["losses"]),
+        "memory": memory_table(measured.curves["memory"]),
+        "plan": plan_table(measured.curves["plan"]),
         "efficiency": efficiency_table(measured.curves["efficiency"]),
         "worth": worth_table(measured.curves["efficiency"], measured.curves["throughput"]),
     }
-    long_tables = {"losses": measured.losses, "learning": measured.learning}
-    drawn = [figures.of_stage(curve, long_tables) for curve in measured.curves.values()]
+    drawn = [figures.of_stage(curve, measured.tables) for curve in measured.curves.values()]
     drawn.append({"worth.png": figures.worth(tables["worth"])})
     return [
         write_json(root / "accum-curve.json", joined_curve(measured.curves).to_json()),
@@ -101,6 +101,23 @@ def ablation_table(losses: Table) -> Table:
         if int(row["accum_steps"]) == most:
             series.setdefault(row["series"], []).append({"step": int(row["step"]), "loss": row["loss"]})
     return list(_wide(series, "step", "loss"))
+
+
+def memory_table(curve: Curve) -> Table:
+    """One row a micro-batch, at the largest N: the predicted peak, and what it is for."""
+    most = max(point["accum_steps"] for point in curve.points)
+    keys = [key for key in curve.points[0] if key.endswith("_bytes")]
+    return [
+        {"micro_batch": each["micro_batch"], **{key: each[key] for key in keys}}
+        for each in curve.points
+        if each["accum_steps"] == most
+    ]
+
+
+def plan_table(curve: Curve) -> Table:
+    """One row a way to reach the target."""
+    keys = ("micro_batch", "accum_steps", "predicted_bytes", "predicted_step_ms", "fits", "chosen")
+    return [{key: point[key] for key in keys} for point in main_series(curve)]
 
 
 def efficiency_table(curve: Curve) -> Table:

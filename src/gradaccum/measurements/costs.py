@@ -1,0 +1,98 @@
+"""What a sweep measured: its points, their fit and the machine's limit, each with what is derived from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from numpy import float64
+from numpy.typing import NDArray
+
+from gradaccum.engine.batching import BatchPlan
+from gradaccum.measurements.timing import Point
+from gradaccum.results.fits import (
+    Interval,
+    StepTimeFit,
+    extrapolation_error,
+    fit_replicates,
+    fit_step_time,
+)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the machine could do at best, and what one micro-batch of each size asks of it."""
+
+    peak_flops_per_sec: float
+    flops: dict[int, int]
+
+    def share(self, plan: BatchPlan, step_ms: float) -> float:
+        """Model FLOPs utilization: counted operations a second, as a share of the matrix-product peak."""
+        return 1000 * plan.accum_steps * self.flops[plan.micro_batch] / (step_ms * self.peak_flops_per_sec)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One point with what is reported of it."""
+
+    point: Point
+    replicates: NDArray[float64]
+    mfu: float
+
+    @property
+    def plan(self) -> BatchPlan:
+        return self.point.plan
+
+    @property
+    def ms(self) -> float:
+        return self.point.median_step_ms
+
+    @property
+    def interval(self) -> Interval:
+        return Interval.of(self.replicates)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The step-time model of the fixed micro-batch, with its bootstrap replicates."""
+
+    best: StepTimeFit
+    replicates: list[StepTimeFit]
+    extrapolation_error: float | None
+    micro_batch: int
+
+    @classmethod
+    def of(cls, curve: Sequence[Measured]) -> Fitted:
+        steps, times = [each.plan.accum_steps for each in curve], [each.ms for each in curve]
+        return cls(
+            fit_step_time(steps, times),
+            fit_replicates(steps, [each.replicates for each in curve]),
+            extrapolation_error(steps, times),
+            curve[0].plan.micro_batch,
+        )
+
+    @property
+    def flattens_at(self) -> int:
+        return self.micro_batch * self.best.flattens_at_accum_steps()
+
+    @property
+    def flattens_interval(self) -> Interval:
+        return Interval.of(self.micro_batch * fit.flattens_at_accum_steps() for fit in self.replicates)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Both sweeps: `curve` at a fixed micro-batch, `frontier` at a fixed effective batch."""
+
+    curve: Sequence[Measured]
+    frontier: Sequence[Measured]
+    limit: Limit
+
+    @cached_property
+    def fit(self) -> Fitted:
+        return Fitted.of(self.curve)
+
+    def t_micro_ms(self, each: Measured) -> float:
+        """One micro-batch's time at that point, with what is paid once a step taken off."""
+        return max(0.0, each.ms - self.fit.best.t_step_ms) / each.plan.accum_steps

@@ -1,0 +1,211 @@
+"""Timing optimizer steps: in shuffled rounds, within a time budget, and again where the machine disturbed them."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from statistics import fmean, median
+from time import perf_counter, thread_time
+
+import torch
+
+from gradaccum.engine.accumulator import Accumulator, StepResult
+from gradaccum.engine.batching import Batch, BatchPlan, windows
+from gradaccum.errors import ConfigError
+from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
+from gradaccum.measurements.setup import SGD, AdamW, Progress
+
+WARM_UP = 2
+"""Untimed steps before the timed ones of a visit: they pay for first allocations and the optimizer's state."""
+
+BUSY = 0.85
+"""Share of a visit's wall time that this thread had a CPU; below it, others had it too often."""
+
+SHIFT = 1.2
+"""A visit whose median exceeds the best visit's to the same point by this factor met a slower machine."""
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """One optimizer step."""
+
+    result: StepResult
+    wall_ms: float
+
+
+@dataclass(frozen=True)
+class Visit:
+    """The timed steps of one point in one round, and the share of their time that this thread was on a CPU."""
+
+    plan: BatchPlan
+    steps: tuple[TimedStep, ...]
+    cpu_share: float
+
+    @property
+    def wall_ms(self) -> list[float]:
+        return [step.wall_ms for step in self.steps]
+
+    def disturbed(self, siblings: Sequence[Visit]) -> bool:
+        """Whether the machine had other things to do, judged beside the other visits to the same point."""
+        best = min(median(visit.wall_ms) for visit in siblings)
+        return self.cpu_share < BUSY or median(self.wall_ms) > SHIFT * best
+
+
+@dataclass(frozen=True)
+class Point:
+    """Everything timed at one point; `disturbed` counts the visits that were found so, replaced or not."""
+
+    plan: BatchPlan
+    visits: tuple[Visit, ...]
+    disturbed: int
+
+    @property
+    def steps(self) -> list[TimedStep]:
+        return [step for visit in self.visits for step in visit.steps]
+
+    @property
+    def wall_ms(self) -> list[list[float]]:
+        """By visit."""
+        return [visit.wall_ms for visit in self.visits]
+
+    @property
+    def median_step_ms(self) -> float:
+        return median(step.wall_ms for step in self.steps)
+
+    @property
+    def round_spread(self) -> float:
+        """How far the visits' medians lie apart, relative to the point's."""
+        medians = [median(visit.wall_ms) for visit in self.visits]
+        return (max(medians) - min(medians)) / self.median_step_ms
+
+    @property
+    def samples_per_sec(self) -> float:
+        return 1000 * sum(step.result.samples for step in self.steps) / sum(step.wall_ms for step in self.steps)
+
+    @property
+    def sync_calls(self) -> int:
+        return sum(step.result.sync_calls for step in self.steps)
+
+    @property
+    def avg_loss(self) -> float:
+        return fmean(float(step.result.loss) for step in self.steps)
+
+
+class Timer:
+    """Times a plan's steps; every visit trains the same new model on the same micro-batches."""
+
+    def __init__(self, bench: Bench, settings: SGD | AdamW, steps: Mapping[BatchPlan, int]) -> None:
+        self.bench, self.settings = bench, settings
+        self.prepared = {micro: prepare(bench, micro, steps) for micro in {plan.micro_batch for plan in steps}}
+
+    def visit(self, plan: BatchPlan, num_steps: int, *, warm_up: int = WARM_UP) -> Visit:
+        model = self.bench.model()
+        accumulator = Accumulator(
+            model,
+            make_optimizer(model, self.settings),
+            self.bench.workload.objective,
+            clip_norm=self.settings.clip_norm,
+        )
+        prepared = windows(cycle(self.prepared[plan.micro_batch]), plan.accum_steps)
+        for _ in range(warm_up):
+            accumulator.step(next(prepared))
+        with quiet():
+            wall, cpu = perf_counter(), thread_time()
+            steps = tuple(self.timed(accumulator, next(prepared)) for _ in range(num_steps))
+            share = (thread_time() - cpu) / (perf_counter() - wall)
+        return Visit(plan, steps, share if self.bench.device.type == "cpu" else 1.0)
+
+    def timed(self, accumulator: Accumulator, window: Sequence[Batch]) -> TimedStep:
+        self.wait()
+        start = perf_counter()
+        result = accumulator.step(window)
+        self.wait()
+        return TimedStep(result, 1000 * (perf_counter() - start))
+
+    def wait(self) -> None:
+        """Let the device finish; the CPU always has."""
+        if self.bench.device.type == "cuda":
+            torch.cuda.synchronize(self.bench.device)
+
+    def expected_seconds(self, plans: Sequence[BatchPlan]) -> dict[BatchPlan, float]:
+        """A guess at each plan's step, from one window of two micro-batches of each size."""
+        per_micro = {
+            micro: self.visit(BatchPlan(2 * micro, micro), 1, warm_up=1).wall_ms[0] / 2000
+            for micro in {plan.micro_batch for plan in plans}
+        }
+        return {plan: plan.accum_steps * per_micro[plan.micro_batch] for plan in plans}
+
+
+def prepare(bench: Bench, micro: int, steps: Mapping[BatchPlan, int]) -> list[Batch]:
+    """Micro-batches for the longest visit of that size, at most an epoch of them, which is then gone through again."""
+    longest = max((WARM_UP + count) * plan.accum_steps for plan, count in steps.items() if plan.micro_batch == micro)
+    number = min(longest, max(1, len(bench.workload.train) // micro))
+    return [bench.micro_batch(indices) for indices in consecutive(bench.order(number * micro), micro)]
+
+
+def time_points(
+    timer: Timer, steps: Mapping[BatchPlan, int], progress: Progress, *, repeats: int, seconds: float, seed: int
+) -> list[Point]:
+    """Visit every plan `repeats` times, for at most `seconds` (but every plan once), then repeat what was disturbed."""
+    end = perf_counter() + seconds
+    steps = within(seconds, timer.expected_seconds(list(steps)), steps, repeats=repeats)
+    visits: dict[BatchPlan, list[Visit]] = {plan: [] for plan in steps}
+    for plan in progress(shuffled_rounds(list(steps), repeats, seed=seed), "throughput"):
+        if not visits[plan] or perf_counter() < end:
+            visits[plan].append(timer.visit(plan, steps[plan]))
+    return [
+        repeat_disturbed(seen, partial(timer.visit, plan, steps[plan]), lambda: perf_counter() < end)
+        for plan, seen in visits.items()
+    ]
+
+
+def within(
+    seconds: float, expected: Mapping[BatchPlan, float], steps: Mapping[BatchPlan, int], *, repeats: int
+) -> dict[BatchPlan, int]:
+    """Fewer steps for every plan, at least 1, where all rounds would take longer than `seconds`.
+
+    Raises:
+        ConfigError: one round of one step each would take longer already.
+    """
+    least = sum((WARM_UP + 1) * expected[plan] for plan in steps)
+    if least > seconds:
+        raise ConfigError(
+            f"throughput: one step at every point takes about {least:.1f} s, warm-up included, more than "
+            f"seconds={seconds:g}. Raise seconds, or leave out the points of the smallest micro-batches."
+        )
+    timed = repeats * sum(count * expected[plan] for plan, count in steps.items())
+    share = (seconds - repeats * WARM_UP * sum(expected.values())) / timed
+    return {plan: max(1, min(count, int(count * share))) for plan, count in steps.items()}
+
+
+def shuffled_rounds(plans: Sequence[BatchPlan], rounds: int, *, seed: int) -> list[BatchPlan]:
+    """Every plan once a round, in an order of each round's own, so that the machine's drift spreads over all."""
+    shuffle = random.Random(seed)
+    return [plan for _ in range(rounds) for plan in shuffle.sample(plans, len(plans))]
+
+
+def repeat_disturbed(visits: Sequence[Visit], again: Callable[[], Visit], has_time: Callable[[], bool]) -> Point:
+    """Replace disturbed visits by new ones, each once at most; one that stays disturbed is kept, and counted."""
+    kept = list(visits)
+    disturbed = [visit for visit in visits if visit.disturbed(visits)]
+    for visit in disturbed:
+        if has_time():
+            new = again()
+            kept[kept.index(visit)] = min(visit, new, key=lambda each: median(each.wall_ms))
+    return Point(kept[0].plan, tuple(kept), len(disturbed))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No garbage collection while the clock runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

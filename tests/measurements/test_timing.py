@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gradaccum.engine.accumulator import StepResult
+from gradaccum.engine.batching import BatchPlan
+from gradaccum.errors import ConfigError
+from gradaccum.measurements.bench import Bench
+from gradaccum.measurements.setup import Setup
+from gradaccum.measurements.timing import TimedStep, Timer, Visit, repeat_disturbed, shuffled_rounds, within
+
+PLAN = BatchPlan(12, 4)
+FINE = BatchPlan(12, 1)
+
+
+def visit(*wall_ms: float, cpu_share: float = 1.0) -> Visit:
+    result = StepResult(torch.tensor(1.0), torch.tensor(1.0), 12, 12, 3, 1, True, terms={}, skip_reason="")
+    return Visit(PLAN, tuple(TimedStep(result, each) for each in wall_ms), cpu_share)
+
+
+def test_every_round_visits_every_point_once_in_an_order_of_its_own() -> None:
+    plans = [BatchPlan(4 * steps, 4) for steps in range(1, 11)]
+    rounds = shuffled_rounds(plans, 3, seed=7)
+    cut = [rounds[start : start + 10] for start in (0, 10, 20)]
+    assert all(set(each) == set(plans) for each in cut)
+    assert cut[0] != cut[1] != cut[2]
+    assert rounds == shuffled_rounds(plans, 3, seed=7)
+
+
+def test_a_visit_without_a_cpu_of_its_own_is_disturbed() -> None:
+    assert visit(1.0, cpu_share=0.5).disturbed([visit(1.0)])
+    assert not visit(1.0, cpu_share=0.99).disturbed([visit(1.0)])
+
+
+def test_a_visit_that_is_much_slower_than_the_best_one_is_disturbed() -> None:
+    calm, slow = visit(1.0, 1.1, 1.0), visit(1.5, 1.4, 1.5)
+    assert slow.disturbed([calm, slow])
+    assert not calm.disturbed([calm, slow])
+
+
+def test_one_slow_step_among_many_disturbs_nothing() -> None:
+    calm = visit(1.0, 1.0, 1.0, 50.0)
+    assert not calm.disturbed([calm, visit(1.0, 1.0, 1.0, 1.0)])
+
+
+def test_a_disturbed_visit_is_timed_again_replaced_and_counted() -> None:
+    calm, slow, new = visit(1.0), visit(9.0), visit(1.1)
+    point = repeat_disturbed([calm, slow], lambda: new, lambda: True)
+    assert point.visits == (calm, new)
+    assert point.disturbed == 1
+
+
+def test_a_repeat_that_is_disturbed_too_does_not_replace_a_better_visit() -> None:
+    calm, slow = visit(1.0), visit(9.0)
+    point = repeat_disturbed([calm, slow], lambda: visit(20.0), lambda: True)
+    assert point.visits == (calm, slow)
+    assert point.disturbed == 1
+
+
+def test_nothing_is_repeated_once_the_time_is_used_up() -> None:
+    calm, slow = visit(1.0), visit(9.0)
+    point = repeat_disturbed([calm, slow], lambda: pytest.fail("timed again"), lambda: False)
+    assert point.visits == (calm, slow)
+    assert point.disturbed == 1
+
+
+def test_undisturbed_visits_are_left_alone() -> None:
+    point = repeat_disturbed([visit(1.0), visit(1.05)], lambda: pytest.fail("timed again"), lambda: True)
+    assert point.disturbed == 0
+
+
+def test_a_point_s_spread_is_that_of_its_rounds_medians() -> None:
+    point = repeat_disturbed([visit(1.0, 1.0, 5.0), visit(1.1, 1.1, 1.1)], iter_visits().__next__, lambda: True)
+    assert point.round_spread == pytest.approx(0.1 / 1.1)
+
+
+def iter_visits() -> Iterator[Visit]:
+    yield from ()
+
+
+def test_steps_are_as_asked_where_the_time_suffices() -> None:
+    assert within(10, {PLAN: 0.01, FINE: 0.1}, {PLAN: 25, FINE: 5}, repeats=3) == {PLAN: 25, FINE: 5}
+
+
+def test_every_point_takes_fewer_steps_where_it_does_not_and_none_takes_no_step() -> None:
+    expected = {PLAN: 0.01, FINE: 0.1}
+    fewer = within(1.5, expected, {PLAN: 25, FINE: 5}, repeats=3)
+    assert 1 <= fewer[FINE] < 5
+    assert 1 <= fewer[PLAN] < 25
+    assert 3 * sum((2 + count) * expected[plan] for plan, count in fewer.items()) <= 1.5
+    assert within(0.5, expected, {PLAN: 25, FINE: 5}, repeats=3) == {PLAN: 1, FINE: 1}
+
+
+def test_a_time_in_which_not_every_point_can_be_seen_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"takes about 0\.3 s, warm-up included, more than seconds=0\.1\. Raise"):
+        within(0.1, {PLAN: 0.01, FINE: 0.1}, {PLAN: 25, FINE: 5}, repeats=3)
+
+
+def test_a_visit_times_whole_steps_each_after_the_last(setup: Setup) -> None:
+    timer = Timer(Bench.prepare(setup), setup.optimizers.settings("sgd"), {PLAN: 3})
+    visit = timer.visit(PLAN, 3)
+    assert [step.result.samples for step in visit.steps] == [12, 12, 12]
+    assert all(each > 0 for each in visit.wall_ms)
+    assert visit.cpu_share > 0
+    losses = [float(step.result.loss) for step in visit.steps]
+    assert losses == [float(step.result.loss) for step in timer.visit(PLAN, 3).steps]
+
+
+def test_garbage_is_not_collected_while_the_clock_runs(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = Timer(Bench.prepare(setup), setup.optimizers.settings("sgd"), {PLAN: 2})
+    collecting: list[bool] = []
+    monkeypatch.setattr(timer, "wait", lambda: collecting.append(gc.isenabled()))
+    timer.visit(PLAN, 2)
+    assert collecting == [False] * 4
+    assert gc.isenabled()
