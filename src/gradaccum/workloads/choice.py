@@ -38,6 +38,7 @@ class SyntheticOptions:
 
 BUILT_IN: Mapping[str, type] = {
     "digits": NoOptions,
+    "digits_cnn": NoOptions,
     "dictionary": NoOptions,
     "definitions": NoOptions,
     "contrastive": NoOptions,

@@ -18,6 +18,26 @@ def mlp(widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def cnn(channels: int, classes: int) -> nn.Sequential:
+    """Three convolutions over 8x8 images and a linear layer; few parameters, large activations.
+
+    Shapes: pixels `[samples, 64]` to logits `[samples, classes]`.
+    """
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, channels, 3, padding=1),
+        nn.GELU(),
+        nn.Conv2d(channels, channels, 3, padding=1),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(channels, 2 * channels, 3, padding=1),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * channels, classes),
+    )
+
+
 class ByteTransformer(nn.Module):
     """Decoder-only transformer over bytes, pre-norm, with tied input and output weights.
 

@@ -1,0 +1,176 @@
+"""The memory measurement's results: headline, curve, and the sentences that explain them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from gradaccum.measurements.memory import Config
+from gradaccum.measurements.tally import KINDS, Peak
+from gradaccum.measurements.window_memory import Seen, Window
+from gradaccum.results.curve import Curve
+from gradaccum.results.outcome import Outcome, Row
+from gradaccum.results.sizes import HEADROOM, shown_bytes
+
+EXACT = 1e-3
+"""A prediction further than this from the tally of the real window is wrong."""
+
+FLAT = 1e-2
+"""A peak that grows by more than this from N=2 on holds something of every micro-batch."""
+
+SCRATCH_BYTES = 16 * 2**20
+"""What kernels may take for themselves, which no tally sees."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One window: predicted and seen."""
+
+    window: Window
+    predicted: Peak
+    seen: Seen
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to the tally of the real window."""
+        return self.predicted.total / self.seen.tally.total - 1
+
+    @property
+    def outside_bytes(self) -> int | None:
+        """What was seen from outside: by the device where there is one, else by the system."""
+        return self.seen.process_bytes if self.seen.device_bytes is None else self.seen.device_bytes
+
+    @property
+    def but_inputs(self) -> int:
+        """The peak without the window's inputs, which are its samples and grow with them."""
+        return self.predicted.total - self.predicted.by_kind["inputs"]
+
+
+def outcome(checked: Sequence[Checked], config: Config, largest: int | None) -> Outcome:
+    return Outcome(
+        metrics=headline(checked, largest),
+        curve=Curve("memory", "accum_steps", tuple(point(each, config) for each in checked)),
+        summary=[row(each) for each in checked],
+        findings=list(findings(checked, config, largest)),
+        failures=list(failures(checked)),
+    )
+
+
+def headline(checked: Sequence[Checked], largest: int | None) -> dict[str, Any]:
+    outside = [each for each in checked if each.outside_bytes is not None]
+    return {
+        "max_prediction_error": max(abs(each.error) for each in checked),
+        "max_growth_in_accum_steps": max((growth for _, growth in growths(checked)), default=None),
+        "activation_bytes_per_sample": per_sample(checked),
+        "max_predicted_bytes": max(each.predicted.total for each in checked),
+        "max_outside_excess_bytes": max((excess(each) for each in outside), default=None),
+        "outside_agrees": all(agrees(each) for each in outside) if outside else None,
+        "largest_micro_batch_in_budget": largest,
+    }
+
+
+def per_sample(checked: Sequence[Checked]) -> float:
+    largest = max(checked, key=lambda each: each.window.micro_batch)
+    return largest.predicted.by_kind["activations"] / largest.window.micro_batch
+
+
+def excess(each: Checked) -> int:
+    assert each.outside_bytes is not None
+    return each.outside_bytes - each.predicted.total
+
+
+def agrees(each: Checked) -> bool:
+    """Within 10 % and what kernels take for themselves."""
+    return abs(excess(each)) <= 0.1 * each.predicted.total + SCRATCH_BYTES
+
+
+def growths(checked: Sequence[Checked]) -> Iterator[tuple[int, float]]:
+    """For each micro-batch, how the peak without inputs grows from the least N above 1 to the largest."""
+    for micro, group in groupby(checked, key=lambda each: each.window.micro_batch):
+        several = sorted((each.window.accum_steps, each.but_inputs) for each in group if each.window.accum_steps > 1)
+        if len(several) > 1:
+            yield micro, several[-1][1] / several[0][1] - 1
+
+
+def point(each: Checked, config: Config) -> Row:
+    window = each.window
+    return {
+        "series": f"{config.optimizer}/micro_batch={window.micro_batch}",
+        "effective_batch": window.micro_batch * window.accum_steps,
+        "accum_steps": window.accum_steps,
+        "micro_batch": window.micro_batch,
+        "world_size": 1,
+        "predicted_bytes": each.predicted.total,
+        **{f"{kind}_bytes": each.predicted.by_kind[kind] for kind in KINDS},
+        "tally_bytes": each.seen.tally.total,
+        "prediction_error": each.error,
+        "process_bytes": each.seen.process_bytes,
+        "device_bytes": each.seen.device_bytes,
+    }
+
+
+def row(each: Checked) -> Row:
+    kinds = each.predicted.by_kind
+    return {
+        "micro x N": f"{each.window.micro_batch} x {each.window.accum_steps}",
+        "predicted": shown_bytes(each.predicted.total),
+        "tally": shown_bytes(each.seen.tally.total),
+        "error": f"{each.error:.2%}",
+        "seen outside": None if each.outside_bytes is None else shown_bytes(each.outside_bytes),
+        "parameters": shown_bytes(kinds["parameters"]),
+        "gradients": shown_bytes(kinds["gradients"]),
+        "state": shown_bytes(kinds["optimizer_state"]),
+        "inputs": shown_bytes(kinds["inputs"]),
+        "activations": shown_bytes(kinds["activations"]),
+        "temporaries": shown_bytes(kinds["temporaries"]),
+    }
+
+
+def findings(checked: Sequence[Checked], config: Config, largest: int | None) -> Iterator[str]:
+    yield (
+        f"Predicted without running: within {max(abs(each.error) for each in checked):.2%} of the tally of the real "
+        f"window, at all {len(checked)} points."
+    )
+    grown = [growth for _, growth in growths(checked)]
+    if grown:
+        yield (
+            f"From N=2 on, memory but for the inputs grows by {max(grown):.2%}: accumulating costs the gradient beside "
+            "the micro-batch's own, once. What grows is linear in the micro-batch: "
+            f"{shown_bytes(per_sample(checked))} of activations a sample."
+        )
+    outside = [each for each in checked if each.outside_bytes is not None]
+    if outside:
+        off = [each for each in outside if not agrees(each)]
+        yield (
+            "Seen from outside, every window took what was predicted, within 10 % and 16 MiB of kernels' scratch."
+            if not off
+            else f"Seen from outside, {len(off)} of {len(outside)} windows took more or less than predicted, by over "
+            f"10 % and 16 MiB: {', '.join(f'{each.window.micro_batch} x {each.window.accum_steps}' for each in off)}. "
+            "Kernels of this model take memory that no tally sees; leave that much headroom."
+        )
+    yield budget(config, largest)
+
+
+def budget(config: Config, largest: int | None) -> str:
+    where = f"{shown_bytes(config.budget_bytes)} of {config.budget_device} memory, less {HEADROOM:.0%} headroom"
+    if largest is None:
+        return f"Not even a micro-batch of 1 fits {where}."
+    return f"In {where}, micro-batches of up to {largest} fit (powers of two tried)."
+
+
+def failures(checked: Sequence[Checked]) -> Iterator[str]:
+    for each in checked:
+        if abs(each.error) > EXACT:
+            yield (
+                f"micro_batch={each.window.micro_batch}, accum_steps={each.window.accum_steps}: predicted "
+                f"{each.predicted.total} bytes, but the real window's tensors took {each.seen.tally.total} "
+                f"({each.error:+.2%}). The model allocates differently when its tensors have values."
+            )
+    for micro, growth in growths(checked):
+        if growth > FLAT:
+            yield (
+                f"micro_batch={micro}: memory grows by {growth:.1%} with accum_steps, so something of every "
+                "micro-batch is kept until the window ends (a loss with its graph, say)."
+            )

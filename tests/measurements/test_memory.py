@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from gradaccum.config import section
+from gradaccum.errors import ConfigError
+from gradaccum.measurements import windows_checked
+from gradaccum.measurements.bench import Bench
+from gradaccum.measurements.memory import Config, measure
+from gradaccum.measurements.memory_results import Checked, failures, outcome
+from gradaccum.measurements.processes import own_processes
+from gradaccum.measurements.setup import SGD, Setup
+from gradaccum.measurements.tally import KINDS, Peak
+from gradaccum.measurements.window_memory import Seen, Window, predict
+from gradaccum.measurements.windows_checked import largest_in_budget, run
+
+SECTION = {
+    "micro_batch": [1, 16],
+    "accum_steps": [1, 2, 5],
+    "optimizer": "adamw",
+    "precision": "float32",
+    "budget_bytes": 2**20,
+    "budget_device": "cuda",
+}
+
+
+def config(**changes: Any) -> Config:
+    return section({"memory": {**SECTION, **changes}}, "memory", Config)
+
+
+def die(*_: object) -> Seen:
+    """What the system does to a process that takes too much memory."""
+    signal.raise_signal(signal.SIGKILL)
+    raise AssertionError
+
+
+def checked(predicted: int, tally: int, *, steps: int = 2, process: int | None = None) -> Checked:
+    nothing = dict.fromkeys(KINDS, 0)
+    return Checked(
+        Window(4, steps, SGD(lr=0.1)),
+        Peak(nothing | {"activations": predicted}),
+        Seen(Peak(nothing | {"activations": tally}), process, None),
+    )
+
+
+def test_every_window_is_predicted_run_and_compared(setup: Setup) -> None:
+    result = measure(config(), setup)
+    points = result.curve.points
+    assert [(point["micro_batch"], point["accum_steps"]) for point in points] == [
+        (micro, steps) for micro in (1, 16) for steps in (1, 2, 5)
+    ]
+    for point in points:
+        assert point["predicted_bytes"] == point["tally_bytes"] == sum(point[f"{kind}_bytes"] for kind in KINDS)
+    assert result.metrics["max_prediction_error"] == 0
+    assert result.metrics["max_growth_in_accum_steps"] == pytest.approx(0, abs=1e-3)
+    assert not result.failures
+    assert "within 0.00% of the tally" in result.findings[0]
+
+
+def test_the_largest_micro_batch_fits_the_budget_with_headroom_and_the_next_does_not(setup: Setup) -> None:
+    bench = Bench.prepare(setup)
+    largest = largest_in_budget(bench, config(), setup)
+    assert largest is not None
+    fits, next_one = (
+        predict(bench, Window(micro, 2, setup.optimizers.adamw), device="cuda").total
+        for micro in (largest, 2 * largest)
+    )
+    assert fits <= 0.9 * 2**20 < next_one
+    assert largest_in_budget(bench, config(budget_bytes=1000), setup) is None
+
+
+def test_a_prediction_that_misses_the_tally_fails_the_claim() -> None:
+    assert not list(failures([checked(10_000, 10_000)]))
+    (failure,) = failures([checked(10_100, 10_000)])
+    assert failure.startswith("micro_batch=4, accum_steps=2: predicted 10100 bytes, but the real window's tensors took")
+
+
+def test_memory_that_grows_with_accumulation_steps_fails_the_claim() -> None:
+    grown = [checked(1000, 1000, steps=2), checked(1200, 1200, steps=8)]
+    (failure,) = failures(grown)
+    assert failure.startswith("micro_batch=4: memory grows by 20.0% with accum_steps")
+    assert not list(failures([checked(500, 500, steps=1), checked(1000, 1000, steps=2)]))
+
+
+@pytest.mark.parametrize(
+    ("process", "said"),
+    [
+        (110 * 2**20, "every window took what was predicted"),
+        (140 * 2**20, "1 of 1 windows took more or less than predicted"),
+        (60 * 2**20, "1 of 1 windows took more or less than predicted"),
+    ],
+)
+def test_what_is_seen_from_outside_is_compared_with_the_prediction(process: int, said: str) -> None:
+    result = outcome([checked(100 * 2**20, 100 * 2**20, process=process)], config(), 8)
+    assert any(said in finding for finding in result.findings)
+    assert result.metrics["outside_agrees"] == ("every" in said)
+
+
+def test_where_the_system_does_not_tell_nothing_is_claimed() -> None:
+    result = outcome([checked(100, 100)], config(), None)
+    assert result.metrics["outside_agrees"] is None
+    assert not any("outside" in finding for finding in result.findings)
+    assert "Not even a micro-batch of 1 fits 1 MiB of cuda memory, less 10% headroom" in result.findings[-1]
+
+
+def test_a_window_whose_process_is_killed_is_named(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows_checked, "observe", die)
+    window = Window(16, 2, setup.optimizers.sgd)
+    with own_processes() as processes, pytest.raises(ConfigError, match=r"micro_batch=16, accum_steps=2 was killed"):
+        run(processes, setup, window)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": "int8"}, r"memory.precision = 'int8' is not allowed"),
+        ({"micro_batch": [4, 4]}, "holds 4 more than once"),
+        ({"budget_bytes": "8GiB"}, r"memory.budget_bytes = '8GiB' is not allowed"),
+        ({"budget_device": "tpu"}, "'cpu' or 'cuda'"),
+    ],
+)
+def test_a_value_that_cannot_be_right_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(**changes)
