@@ -36,8 +36,8 @@ class Mutant:
 ACCUMULATOR, PRECISION, STEP_RESULT = (
     f"src/gradaccum/engine/{name}.py" for name in ("accumulator", "precision", "step_result")
 )
-OBJECTIVE, BATCHING = (f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching"))
-STEPS, PRECISIONS = "tests/engine/test_accumulator.py", "tests/engine/test_precision.py"
+OBJECTIVE, BATCHING, FITTING = (f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching", "fitting"))
+STEPS, PRECISIONS, FITS = (f"tests/engine/test_{name}.py" for name in ("accumulator", "precision", "fitting"))
 
 HARMLESS = Mutant(
     "nothing is broken",
@@ -246,6 +246,48 @@ MUTANTS = [
         "        del window",
         "        pass",
         "tests/engine/test_batching.py::test_windows_hold_at_most_one_window",
+    ),
+    Mutant(
+        "a retry goes on with other random numbers",
+        FITTING,
+        "    set_random_state(random)\n",
+        "",
+        f"{FITS}::test_a_halved_run_is_to_the_last_bit_the_run_with_that_micro_batch_from_the_start",
+    ),
+    Mutant(
+        "a retry keeps the buffers of the failed try",
+        FITTING,
+        "    _restore(list(accumulator.model.buffers()), buffers)\n",
+        "",
+        f"{FITS}::test_a_halved_run_is_to_the_last_bit_the_run_with_that_micro_batch_from_the_start",
+    ),
+    Mutant(
+        "what fitted is forgotten",
+        FITTING,
+        "self.micro_batch = size = (size + 1) // 2",
+        "size = (size + 1) // 2",
+        f"{FITS}::test_what_fitted_is_remembered_and_a_smaller_batch_is_left_whole",
+    ),
+    Mutant(
+        "a window is stepped on again after its step began",
+        FITTING,
+        "if stepping or size == 1",
+        "if size == 1",
+        f"{FITS}::test_memory_that_runs_out_in_the_optimizer_s_step_is_not_retried",
+    ),
+    Mutant(
+        "a trial leaves its step behind",
+        FITTING,
+        "        _restore(tensors, held)\n",
+        "",
+        f"{FITS}::test_trials_leave_everything_to_the_last_bit_as_it_was",
+    ),
+    Mutant(
+        "a trial leaves its gradients behind",
+        FITTING,
+        "            parameter.grad = gradient\n",
+        "            pass\n",
+        f"{FITS}::test_trials_leave_everything_to_the_last_bit_as_it_was",
     ),
 ]
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from gradaccum.engine.batching import BatchPlan as BatchPlan
     from gradaccum.engine.batching import split as split
     from gradaccum.engine.batching import windows as windows
+    from gradaccum.engine.fitting import fit_micro_batch as fit_micro_batch
     from gradaccum.engine.gradient_sync import gradient_sync as gradient_sync
     from gradaccum.engine.objective import Objective as Objective
     from gradaccum.engine.precision import master_weights as master_weights
@@ -34,6 +35,7 @@ _HOMES = {
     "StepResult": "gradaccum.engine.step_result",
     "Workload": "gradaccum.workloads.workload",
     "diagnose": "gradaccum.measurements.diagnose",
+    "fit_micro_batch": "gradaccum.engine.fitting",
     "gradient_sync": "gradaccum.engine.gradient_sync",
     "master_weights": "gradaccum.engine.precision",
     "split": "gradaccum.engine.batching",

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gradaccum.engine import gradients, preflight
-from gradaccum.engine.batching import Batch, samples_in
+from gradaccum.engine.batching import Batch, samples_in, split
+from gradaccum.engine.fitting import Fitting
 from gradaccum.engine.gradient_sync import gradient_sync, refuse_wrapped
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.observer import NoObserver, Note, Observer
@@ -89,6 +90,7 @@ class Accumulator:
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
+        self._fitting = Fitting()
         self._in_window = False
         self._looked = False
 
@@ -125,6 +127,10 @@ class Accumulator:
             terms=dict(zip(self.objective.terms, means, strict=True)) if self.objective.weights else {},
             skip_reason=skip_reason,
         )
+
+    def step_batch(self, batch: Batch, micro_batch: int | Literal["auto"] = "auto") -> StepResult:
+        """One step on a whole batch, split inside; `auto` finds the micro-batch that fits, as `Fitting` tells."""
+        return self._fitting.step(self, batch) if micro_batch == "auto" else self.step(split(batch, micro_batch))
 
     def _gather(self, window: Sequence[Batch]) -> tuple[LossSums, int, Tensor]:
         """The window's gradient, unscaled and clipped, where the optimizer finds it; if that raises, no gradient."""
