@@ -8,7 +8,7 @@ import yaml
 
 from gradaccum.config import read_params, refuse_unknown, section, shared
 from gradaccum.errors import ConfigError
-from gradaccum.measurements import ablation, efficiency, equivalence, scaling, throughput
+from gradaccum.measurements import ablation, efficiency, equivalence, memory, plan, scaling, throughput
 from gradaccum.measurements.setup import Setup
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +17,8 @@ CONFIGS = {
     "equivalence": equivalence.Config,
     "ablation": ablation.Config,
     "throughput": throughput.Config,
+    "memory": memory.Config,
+    "plan": plan.Config,
     "efficiency": efficiency.Config,
     "scaling": scaling.Config,
 }
@@ -97,7 +99,7 @@ def test_no_key_has_a_hidden_default(name: str, key: str) -> None:
             r"optimizers\.adamw\.clip = 1 is unknown",
         ),
         ({"workload": {}}, "names none"),
-        ({"workload": {"name": "imagenet"}}, "'imagenet' is unknown.*digits, dictionary"),
+        ({"workload": {"name": "imagenet"}}, "'imagenet' is unknown.*digits, digits_cnn, dictionary"),
         ({"workload": {"name": "synthetic"}}, "workload.synthetic is missing"),
         ({"workload": {"name": "synthetic", "synthetic": {"hidden": 0}}}, r"workload\.synthetic\.hidden = 0"),
         ({"workload": {"name": "digits", "cnn": {}}}, "workload.cnn is unknown"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gradaccum.commands.diagnose import diagnose
+from gradaccum.commands.plan import plan
 from gradaccum.commands.sync import sync
 from gradaccum.errors import GradaccumError
 
@@ -25,4 +26,5 @@ def main() -> None:
 
 
 main.add_command(diagnose)
+main.add_command(plan)
 main.add_command(sync)

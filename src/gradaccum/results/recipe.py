@@ -7,6 +7,7 @@ from typing import Any
 
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Table
+from gradaccum.results.sizes import shown_bytes
 from gradaccum.results.worth import worth_sentences
 
 Metrics = Mapping[str, Any]
@@ -61,6 +62,8 @@ steps than were meant. The right loop's: {right}
 - {equivalence}
 - {throughput}
 - {flattens}
+- {memory}
+- {plan}
 
 ## How large is worth it
 {worth}
@@ -90,6 +93,7 @@ def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics, *,
         machine=", ".join(f"{key} {machine[key]}" for key in ("cpu", "gpu", "torch", "python") if machine.get(key)),
         worth="\n".join(f"- {line}" for line in worth_sentences(worth, metrics["efficiency"], metrics["throughput"])),
         **_expectations(metrics["equivalence"], metrics["throughput"]),
+        **_settings(metrics["memory"], metrics["plan"]),
     )
 
 
@@ -106,6 +110,22 @@ def _expectations(equivalence: Metrics, throughput: Metrics) -> dict[str, str]:
         "flattens": (
             f"The curve flattens at effective batch {throughput['flattens_at_effective_batch']}: beyond it, samples/s "
             "stay within 5 % of their limit."
+        ),
+    }
+
+
+def _settings(memory: Metrics, plan: Metrics) -> dict[str, str]:
+    time = "" if plan["predicted_step_ms"] is None else f", {plan['predicted_step_ms']:.3g} ms a step"
+    return {
+        "memory": (
+            "Memory does not grow with N but for the inputs (one gradient more from N=2 on), and linearly with the "
+            f"micro-batch: {shown_bytes(memory['activation_bytes_per_sample'])} of activations a sample. It can be "
+            "predicted without running: run a step of two micro-batches on fake tensors and count live storages."
+        ),
+        "plan": (
+            "Take the largest micro-batch that fits with headroom, but none that gains nothing; planned here: "
+            f"micro_batch={plan['micro_batch']}, accum_steps={plan['accum_steps']} "
+            f"({shown_bytes(plan['predicted_bytes'])}{time})."
         ),
     }
 

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gradaccum.config import section
+from gradaccum.errors import ConfigError
+from gradaccum.measurements.bench import Bench
+from gradaccum.measurements.candidates import predictor
+from gradaccum.measurements.plan import Config, measure
+from gradaccum.measurements.setup import Setup
+from gradaccum.measurements.window_memory import Window, predict
+from gradaccum.results.step_costs import StepCosts
+
+SECTION = {"target_effective_batch": 48, "memory_bytes": 2**30, "memory_device": "cpu", "world_size": 1}
+COSTS = StepCosts("digits", "sgd", 0.5, {1: 0.2, 16: 0.4, 48: 1.0}, 64)
+
+
+def config(**changes: Any) -> Config:
+    return section({"plan": {**SECTION, **changes}}, "plan", Config)
+
+
+def test_candidates_cut_each_rank_s_share_equally_one_a_doubling() -> None:
+    assert config().micro_batches() == [1, 3, 6, 12, 24, 48]
+    assert config(world_size=4).micro_batches() == [1, 3, 6, 12]
+    assert config(target_effective_batch=510).micro_batches() == [1, 3, 6, 15, 30, 51, 102, 255, 510]
+    assert config(target_effective_batch=7).micro_batches() == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("target", "ranks", "said"),
+    [
+        (2, 4, r"smaller than world_size=4, .* Nearest that work: 2 on 2 ranks, or 4 on 4\."),
+        (1, 4, r"Nearest that work: 1 on 1 rank, or 4 on 4\."),
+        (510, 4, r"not a multiple of world_size=4, .* Nearest that work: 508 or 512 on 4 ranks, or 510 on 3\."),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_nearest_that_does(target: int, ranks: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(target_effective_batch=target, world_size=ranks)
+
+
+def test_the_plan_is_proposed_with_memory_time_and_the_line_that_measures_it(setup: Setup) -> None:
+    result = measure(config(), setup, costs=COSTS)
+    assert result.metrics["micro_batch"] == 48
+    assert result.metrics["accum_steps"] == 1
+    assert result.metrics["predicted_step_ms"] == pytest.approx(1.5)
+    assert result.metrics["predicted_samples_per_sec"] == pytest.approx(32_000)
+    assert result.findings[-1] == (
+        "Measure it: dvc exp run -S throughput.micro_batch=48 -S 'throughput.accum_steps=[1,2]'"
+    )
+    assert [point["accum_steps"] for point in result.curve.points] == [1, 2, 4, 8, 16, 48]
+    assert [point["micro_batch"] for point in result.curve.points if point["chosen"]] == [48]
+
+
+def test_less_memory_gives_a_smaller_micro_batch_and_more_steps(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup("digits_cnn")
+    bench = Bench.prepare(setup)
+    needed = predictor(bench, config(), setup, optimizer="sgd")(12, 4)
+    costs = replace(COSTS, workload="digits_cnn")
+    result = measure(config(memory_bytes=int(needed / 0.9) + 1), setup, costs=costs)
+    assert result.metrics["micro_batch"] == 12
+    assert result.metrics["accum_steps"] == 4
+    assert result.findings[-1].endswith("-S 'throughput.accum_steps=[1,2,4]'")
+
+
+def test_memory_is_that_of_the_whole_window_though_two_micro_batches_are_gone_through(setup: Setup) -> None:
+    bench = Bench.prepare(setup)
+    bytes_of = predictor(bench, config(), setup, optimizer="adamw")
+    for micro, steps in ((48, 1), (24, 2), (6, 8), (1, 48)):
+        whole = predict(bench, Window(micro, steps, setup.optimizers.adamw)).total
+        assert bytes_of(micro, steps) == pytest.approx(whole, rel=1e-3)
+
+
+def test_several_ranks_hold_one_gradient_more_and_it_is_said(setup: Setup) -> None:
+    bench = Bench.prepare(setup)
+    one, four = (predictor(bench, config(world_size=ranks), setup, optimizer="sgd")(12, 1) for ranks in (1, 4))
+    assert four - one == 104488
+    result = measure(config(world_size=4), setup, costs=COSTS)
+    assert any("Reducing gradients over ranks" in finding for finding in result.findings)
+
+
+def test_times_of_another_workload_are_not_passed_off_as_this_one_s(make_setup: Callable[..., Setup]) -> None:
+    result = measure(config(target_effective_batch=4), make_setup("digits_cnn"), costs=COSTS)
+    assert result.metrics["predicted_step_ms"] is None
+    assert result.metrics["micro_batch"] == 4
+    assert any("No times of this workload were measured" in finding for finding in result.findings)
+
+
+def test_a_plan_needs_no_measured_times(setup: Setup) -> None:
+    assert measure(config(target_effective_batch=4), setup).metrics["micro_batch"] == 4
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_would(setup: Setup) -> None:
+    with pytest.raises(ConfigError, match=r"no plan fits: .* Nearest that works: \d+ bytes"):
+        measure(config(memory_bytes=1000), setup)

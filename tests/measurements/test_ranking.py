@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from gradaccum.errors import ConfigError
+from gradaccum.measurements.ranking import Candidate, Ranking
+
+TIMES = {1: 100.0, 4: 40.0, 16: 20.0, 64: 19.9, 256: 30.0}
+
+
+def candidates(times: dict[int, float] | None = TIMES) -> list[Candidate]:
+    return [Candidate(256, micro, 1, 100 * micro, times and times[micro]) for micro in TIMES]
+
+
+def order(memory: int, times: dict[int, float] | None = TIMES) -> list[int]:
+    return [each.micro_batch for each in Ranking.of(candidates(times), memory).ranked]
+
+
+def test_the_smallest_micro_batch_that_is_nearly_the_fastest_stands_first() -> None:
+    assert order(10**6) == [16, 64, 256, 4, 1]
+
+
+def test_what_does_not_fit_with_headroom_stands_last_however_fast() -> None:
+    assert order(1700) == [4, 1, 16, 64, 256]
+    assert order(int(1600 / 0.9) + 1)[0] == 16
+
+
+def test_without_times_the_largest_that_fits_stands_first() -> None:
+    assert order(10**4, None) == [64, 16, 4, 1, 256]
+
+
+def test_a_time_is_given_as_samples_a_second() -> None:
+    assert candidates()[1].samples_per_sec == pytest.approx(256 / 0.04)
+    assert candidates()[1].accum_steps == 64
+    assert candidates(None)[1].samples_per_sec is None
+
+
+def test_every_candidate_s_place_has_its_reason() -> None:
+    ranking = Ranking.of(candidates(), 10**4)
+    assert {each.micro_batch: ranking.reason(each) for each in ranking.ranked} == {
+        16: "within 3% of the fastest, the smallest such micro-batch",
+        64: "fits, but +0.5% samples/s for 4 times the memory",
+        4: "fits, but takes 2 times as long",
+        1: "fits, but takes 5 times as long",
+        256: "does not fit 9.77 KiB less 10% headroom",
+    }
+    untimed = Ranking.of(candidates(None), 10**4)
+    assert untimed.reason(untimed.ranked[0]) == "the largest that fits"
+    assert untimed.reason(untimed.ranked[1]) == "fits; smaller than it need be"
+
+
+def test_where_nothing_fits_the_memory_that_would_do_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"micro_batch=1, needs 100 B, and 100 B less 10% .* Nearest that works: 112 b"
+    ):
+        Ranking.of(candidates(), 100)
+    assert Ranking.of(candidates(), 112).chosen.micro_batch == 1
