@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from gradaccum.engine.batching import split as split
     from gradaccum.engine.batching import windows as windows
     from gradaccum.engine.gradient_sync import gradient_sync as gradient_sync
+    from gradaccum.engine.noise_scale import NoiseScale as NoiseScale
     from gradaccum.engine.objective import Objective as Objective
     from gradaccum.engine.precision import master_weights as master_weights
     from gradaccum.engine.step_result import StepResult as StepResult
@@ -28,6 +29,7 @@ _HOMES = {
     "ConfigError": "gradaccum.errors",
     "Diagnosis": "gradaccum.measurements.diagnose",
     "GradaccumError": "gradaccum.errors",
+    "NoiseScale": "gradaccum.engine.noise_scale",
     "Objective": "gradaccum.engine.objective",
     "PreflightWarning": "gradaccum.errors",
     "StateError": "gradaccum.errors",
