@@ -34,7 +34,7 @@ def observe(noise: NoiseScale, window: int, rank: int) -> None:
         for batch in own.split(CUTS[rank]):
             if len(batch):
                 (0.5 * (mean - batch).square().sum() / len(everything)).backward()
-                note(len(batch))
+                note(len(batch), 1 / len(everything))
     assert mean.grad is not None
     distributed.all_reduce(mean.grad)
     noise.finish(mean.grad.norm(), len(everything))
