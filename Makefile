@@ -24,9 +24,10 @@ ui: install  ## MLflow UI over what was logged
 server: install  ## a team's tracking server, for trying it: PostgreSQL where it is installed, proxied artifacts
 	$(RUN) python -m gradaccum.tracking.server $(if $(PORT),--port $(PORT))
 
-docs: install  ## copy the pipeline's figures to docs/img, where README shows them
+docs: install  ## copy the pipeline's figures and pages to docs, where README shows them
 	mkdir -p docs/img
 	cp outputs/report/*.png docs/img/
+	cp outputs/report/*.md docs/
 
 install: $(VENV)/.installed
 

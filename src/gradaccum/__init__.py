@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gradaccum.engine.batching import windows as windows
     from gradaccum.engine.fitting import fit_micro_batch as fit_micro_batch
     from gradaccum.engine.gradient_sync import gradient_sync as gradient_sync
+    from gradaccum.engine.noise_scale import NoiseScale as NoiseScale
     from gradaccum.engine.objective import Objective as Objective
     from gradaccum.engine.precision import master_weights as master_weights
     from gradaccum.engine.step_result import StepResult as StepResult
@@ -29,6 +30,7 @@ _HOMES = {
     "ConfigError": "gradaccum.errors",
     "Diagnosis": "gradaccum.measurements.diagnose",
     "GradaccumError": "gradaccum.errors",
+    "NoiseScale": "gradaccum.engine.noise_scale",
     "Objective": "gradaccum.engine.objective",
     "PreflightWarning": "gradaccum.errors",
     "StateError": "gradaccum.errors",

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +17,8 @@ from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import split
 from gradaccum.engine.noise_scale import NoiseScale, WindowNoise, estimate
 from gradaccum.engine.objective import Objective
-from gradaccum.errors import BatchError
+from gradaccum.errors import BatchError, ConfigError
+from tests.engine import two_ranks
 
 CUTS = [[4, 4, 4, 4], [5, 4, 3, 4], [1, 15], [2, 3, 11], [1] * 16]
 
@@ -108,7 +114,7 @@ def test_each_part_of_the_estimate_is_unbiased_on_uneven_cuts() -> None:
     assert found.grad_sq_norm == pytest.approx(features * shift**2, rel=0.08)
 
 
-def test_clipping_the_loss_scale_of_no_window_and_the_step_change_nothing_of_it() -> None:
+def test_the_gradient_is_seen_before_it_is_clipped() -> None:
     batch = gaussian(16, features=7, shift=0.3, generator=torch.Generator().manual_seed(1))
     seen = []
     for options in ({}, {"clip_norm": 1e-3}):
@@ -216,3 +222,85 @@ def test_windows_that_depend_on_their_neighbours_widen_the_interval() -> None:
     runs = np.repeat(independent[:40], 6)
     found = [estimate([WindowNoise(1.0, float(value), 1) for value in values]) for values in (independent, runs)]
     assert (found[1].high - found[1].low) > 1.5 * (found[0].high - found[0].low)
+
+
+def test_the_loss_scale_of_fp16_is_taken_out() -> None:
+    batch = gaussian(16, features=7, shift=0.3, generator=torch.Generator().manual_seed(1)).float()
+    seen = []
+    for precision in ("float32", "fp16"):
+        model, noise = Mean(7).float(), NoiseScale()
+        accumulator = Accumulator(
+            model, torch.optim.SGD(model.parameters(), lr=0.0), NEAREST, observer=noise, precision=precision
+        )
+        accumulator.step(split(batch, [5, 4, 3, 4]))
+        seen += noise.windows()
+    assert seen[0].trace == pytest.approx(seen[1].trace, rel=1e-5)
+    assert seen[0].grad_sq_norm == pytest.approx(seen[1].grad_sq_norm, rel=1e-4)
+
+
+def test_half_precision_gradients_are_measured_in_float32() -> None:
+    batch = gaussian(16, features=7, shift=300.0, generator=torch.Generator().manual_seed(1))
+    found = []
+    for dtype in (torch.float64, torch.bfloat16):
+        model, noise = Mean(7).to(dtype), NoiseScale()
+        accumulator = Accumulator(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            Objective(loss_sum=lambda model, batch: (model.mean * batch).sum(), count=len),
+            observer=noise,
+            accum_dtype=torch.float32 if dtype == torch.bfloat16 else None,
+        )
+        accumulator.step(split(batch.to(dtype), [5, 4, 3, 4]))
+        found += noise.windows()
+    assert found[1].grad_sq_norm == pytest.approx(found[0].grad_sq_norm, rel=0.02)
+
+
+def test_a_parameter_that_is_used_twice_has_one_gradient() -> None:
+    tied = Objective(
+        loss_sum=lambda model, batch: 0.25 * ((model.mean - batch) + (model.mean - batch)).square().sum() / 2,
+        count=len,
+    )
+    batch = gaussian(16, features=7, shift=0.3, generator=torch.Generator().manual_seed(1))
+    seen = []
+    for objective in (NEAREST, tied):
+        noise = NoiseScale()
+        frozen(Mean(7), noise, objective).step(split(batch, [5, 4, 3, 4]))
+        seen += noise.windows()
+    assert seen[0].trace == pytest.approx(seen[1].trace)
+
+
+def test_a_frozen_parameter_is_no_part_of_it() -> None:
+    model, noise = Mean(7), NoiseScale()
+    model.unused.requires_grad_(False)
+    frozen(model, noise).step(split(torch.randn(8, 7, dtype=torch.float64), 2))
+    assert len(noise.windows()) == 1
+
+
+def test_a_loss_of_named_terms_is_refused() -> None:
+    terms = Objective(
+        loss_sum=lambda model, batch: {"near": NEAREST.loss_sum(model, batch)},
+        count=lambda batch: {"near": len(batch)},
+        weights={"near": 1.0},
+    )
+    with pytest.raises(ConfigError, match="the terms near, each with a count and weight of its own"):
+        frozen(Mean(7), NoiseScale(), terms)
+
+
+@pytest.mark.distributed
+def test_ranks_add_up_to_one_window_over_all_their_micro_batches(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("two_ranks.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), "2", tmp_path / "store", tmp_path / f"{rank}.json"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert seen[0] == seen[1]
+    for window, found in enumerate(seen[0]):
+        gradients = per_sample_gradients(Mean(two_ranks.FEATURES), two_ranks.samples(window))
+        expected = by_hand(gradients, [size for cut in two_ranks.CUTS for size in cut if size])
+        assert (found["trace"], found["grad_sq_norm"]) == pytest.approx(expected)
+        assert found["weight"] == 3

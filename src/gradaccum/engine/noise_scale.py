@@ -112,8 +112,9 @@ class NoiseScale:
             count: its targets (over all ranks).
         """
         whole = grad_norm.detach().double().square() * count
-        own, micro_batches = self._squares.sums()
-        self._seen.append(torch.stack([part.to(whole) for part in (own, micro_batches, whole, torch.tensor(count))]))
+        own = self._squares.weighted_sum().to(whole)
+        micro_batches, targets = whole.new_tensor([self._squares.micro_batches, count])
+        self._seen.append(torch.stack([own, micro_batches, whole, targets]))
 
     def windows(self) -> list[WindowNoise]:
         """What each window told, in order."""
@@ -139,9 +140,9 @@ class _Squares:
     """Norms of one window's micro-batch gradients, parameter by parameter, left on their device."""
 
     def __init__(self) -> None:
+        self.micro_batches = 0
         self._norms: list[Tensor] = []
         self._weights: list[float] = []
-        self._micro_batches = 0
 
     def note(self, gradient: Tensor) -> None:
         self._norms.append(torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)))
@@ -149,15 +150,14 @@ class _Squares:
     def end_micro_batch(self, count: float, factor: float) -> None:
         """What was noted since the last call is `factor * count` times a mean gradient."""
         self._weights += [1 / (count * factor**2)] * (len(self._norms) - len(self._weights))
-        self._micro_batches += 1
+        self.micro_batches += 1
 
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """Sum of n_i |g_i|^2, and N."""
-        micro_batches = torch.tensor(self._micro_batches)
+    def weighted_sum(self) -> Tensor:
+        """Sum of n_i |g_i|^2."""
         if not self._norms:
-            return torch.tensor(0.0), micro_batches
+            return torch.zeros(())
         norms = torch.stack(self._norms).double()
-        return norms.square() @ norms.new_tensor(self._weights), micro_batches
+        return norms.square() @ norms.new_tensor(self._weights)
 
 
 def estimate(windows: Sequence[WindowNoise], *, confidence: float = 0.95) -> NoiseScaleEstimate:
