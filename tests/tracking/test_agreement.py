@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock
 from mlflow import MlflowClient
 
+from gradaccum.errors import ClaimError
 from gradaccum.results.curve import Curve
 from gradaccum.results.files import write_json, write_outcome
 from gradaccum.results.outcome import Outcome
@@ -84,6 +85,20 @@ def test_a_live_run_of_other_params_is_not_claimed_though_its_results_are_equal(
     assert agree(store, locked(outcome, seed=8)).runs["throughput"] == "published"
 
 
+def test_the_run_of_a_stage_that_failed_is_not_claimed_though_its_results_are_these(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    def stage() -> None:
+        with stage_run("throughput", PARAMS) as run:
+            run.log(outcome, artifacts=write_outcome(outcome))
+            raise ClaimError("throughput fell")
+
+    with pytest.raises(ClaimError):
+        stage()
+
+    assert agree(store, locked(outcome)).runs["throughput"] == "published"
+
+
 def test_a_run_half_made_is_never_taken_for_done(
     store: Store, client: MlflowClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +128,8 @@ def test_the_tag_that_identifies_a_run_is_set_last(
     agree(store, pipeline)
 
     (run_id,) = {run for run, call in calls if call == f"tags {[mark]}"}
-    assert [call for run, call in calls if run == run_id][-1] == f"tags {[mark]}"
+    made = [call for run, call in calls if run == run_id]
+    assert made.index(f"tags {[mark]}") == len(made) - 1
 
 
 def test_a_stage_whose_files_are_not_those_of_the_lock_is_not_published(

@@ -109,11 +109,12 @@ def test_a_server_that_dies_in_the_middle_costs_warnings_only_and_sync_completes
 
 
 @pytest.mark.usefixtures("repository", "impatient")
-@pytest.mark.parametrize("fault", ["down", "frozen", "slow", "refusing"])
+@pytest.mark.parametrize("fault", ["down", "frozen", "slow", "refusing", "dying"])
 def test_a_stage_keeps_its_results_and_warns_once_when_the_server_is(
     fault: str, proxy: Proxy, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.dead = fault == "down"
+    proxy.die_at = "mlflow-artifacts" if fault == "dying" else None
     proxy.delay_s = 0.9 if fault == "slow" else 0
     proxy.credentials = f"ann:{PASSWORD}" if fault == "refusing" else None
     if fault == "frozen":

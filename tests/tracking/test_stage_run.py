@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Run
 
-from gradaccum.errors import ClaimError, ConfigError
 from gradaccum.results.curve import Curve
-from gradaccum.results.files import read_json, write_outcome
+from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome, StepSeries
-from gradaccum.tracking import stage_run as module
-from gradaccum.tracking.patience import TrackingError
 from gradaccum.tracking.stage_run import stage_run
 from gradaccum.tracking.store import Store
+from tests.tracking.reading import history, only_run, runs
 
-SOURCE = Path(module.__file__).parents[2]
 PARAMS = {"seed": 7, "throughput": {"accum_steps": [1, 2], "micro_batch": 4, "nested": {"on": True, "none": None}}}
 
 
-def runs(client: MlflowClient, store: Store) -> list[Run]:
-    experiment = client.get_experiment_by_name(store.stages_name)
-    return list(client.search_runs([experiment.experiment_id], order_by=["start_time"])) if experiment else []
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, list[Any]]]:
+    """What `log_batch` was called with, in the order of the calls."""
+    made: list[dict[str, list[Any]]] = []
+    original = MlflowClient.log_batch
 
+    def noted(self: MlflowClient, run_id: str, **kwargs: Any) -> Any:
+        made.append(kwargs)
+        return original(self, run_id, **kwargs)
 
-def only_run(client: MlflowClient, store: Store) -> Run:
-    (run,) = runs(client, store)
-    return run
-
-
-def history(client: MlflowClient, run: Run, name: str) -> list[tuple[int, float]]:
-    samples = client.get_metric_history(run.info.run_id, name)
-    return [(sample.step, sample.value) for sample in sorted(samples, key=lambda sample: sample.timestamp)]
+    monkeypatch.setattr(MlflowClient, "log_batch", noted)
+    return made
 
 
 def test_a_run_holds_params_headline_curve_series_files_and_figures(
@@ -95,6 +86,7 @@ def test_a_headline_that_is_the_end_of_a_line_adds_no_point_to_it(
     logged = only_run(client, store)
     assert history(client, logged, "sgd/samples_per_sec") == [(4, 100.0), (8, 200.0), (16, 400.0)]
     assert logged.data.metrics["sgd/samples_per_sec"] == 400.0
+    assert "sgd/samples_per_sec/headline" not in logged.data.metrics
     assert history(client, logged, "sgd/kink") == [(4, 0.0), (8, 1.0), (16, 0.0)]
     assert logged.data.metrics["sgd/kink/headline"] == 7.0
 
@@ -122,7 +114,9 @@ def test_time_stamps_rise_with_x(client: MlflowClient, store: Store, outcome: Ou
     assert all(left.timestamp < right.timestamp for left, right in pairwise(by_x))
 
 
-def test_more_than_mlflow_takes_in_one_call_is_logged_whole(client: MlflowClient, store: Store) -> None:
+def test_more_than_mlflow_takes_in_one_call_is_logged_whole(
+    client: MlflowClient, store: Store, calls: list[dict[str, list[Any]]]
+) -> None:
     series = [StepSeries(f"loss/{i}", range(700), [0.5] * 700) for i in range(3)]
     with stage_run("ablation", {f"key{i}": i for i in range(230)}) as run:
         run.log(Outcome({}, Curve("ablation", "accum_steps"), [], series=series))
@@ -130,6 +124,11 @@ def test_more_than_mlflow_takes_in_one_call_is_logged_whole(client: MlflowClient
     logged = only_run(client, store)
     assert len(logged.data.params) == 230
     assert [len(history(client, logged, f"loss/{i}")) for i in range(3)] == [700, 700, 700]
+    sizes = [(kind, len(items)) for call in calls for kind, items in call.items()]
+    assert sizes == [
+        *[("params", 100), ("params", 100), ("params", 30)],
+        *[("metrics", 1000), ("metrics", 1000), ("metrics", 100), ("tags", 1)],
+    ]
 
 
 def test_a_param_over_the_length_limit_is_cut_with_a_mark_and_kept_whole_as_a_file(
@@ -185,150 +184,13 @@ def test_runs_of_one_commit_with_different_params_have_different_names(client: M
     assert len({run.info.run_name for run in runs(client, store)}) == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (ClaimError("not equal"), "FAILED"),
-        (SystemExit(1), "FAILED"),
-        (SystemExit("why"), "FAILED"),
-        (SystemExit(0), "FINISHED"),
-        (SystemExit(), "FINISHED"),
-        (KeyboardInterrupt(), "KILLED"),
-    ],
-)
-def test_a_run_ends_as_what_became_of_its_stage(
-    client: MlflowClient, store: Store, error: BaseException, status: str
-) -> None:
-    with pytest.raises(type(error)), stage_run("throughput", {}):
-        raise error
-
-    assert only_run(client, store).info.status == status
-
-
-def test_a_failed_claim_leaves_its_files_in_the_run(client: MlflowClient, store: Store, outcome: Outcome) -> None:
-    def stage() -> None:
-        with stage_run("throughput", {}) as run:
-            run.log(outcome, artifacts=write_outcome(outcome))
-            raise ClaimError("throughput fell")
-
-    with pytest.raises(ClaimError):
-        stage()
-
-    logged = only_run(client, store)
-    assert logged.info.status == "FAILED"
-    assert read_json(Path(client.download_artifacts(logged.info.run_id, "metrics.json")))["flattens"] is True
-
-
-SLEEPING_STAGE = """
-import sys, time
-from gradaccum.tracking.stage_run import stage_run
-with stage_run("throughput", {}):
-    print("measuring", flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-def test_a_stopped_stage_ends_its_run_as_killed(
-    client: MlflowClient, store: Store, number: signal.Signals, code: int
-) -> None:
-    with _measuring() as stage:
-        stage.send_signal(number)
-
-        assert stage.wait(timeout=30) == code
-    assert only_run(client, store).info.status == "KILLED"
-
-
-def test_the_next_stage_ends_the_run_of_one_that_could_not(client: MlflowClient, store: Store) -> None:
-    with _measuring() as killed, _measuring() as living:
-        killed.kill()
-        assert [run.info.status for run in runs(client, store)] == ["RUNNING", "RUNNING"]
-
-        with stage_run("ablation", {}):
-            pass
-
-        status = {run.data.tags["process.pid"]: run.info.status for run in runs(client, store)}
-        assert status[str(killed.pid)] == "KILLED"
-        assert status[str(living.pid)] == "RUNNING"
-
-
-def test_a_running_run_of_another_machine_is_left_alone(client: MlflowClient, store: Store) -> None:
-    with stage_run("throughput", {}) as run:
-        client.set_tag(run.run_id, "process.host", "another-machine")
-        client.set_tag(run.run_id, "process.pid", "1")
-        with stage_run("ablation", {}):
-            pass
-        assert client.get_run(run.run_id).info.status == "RUNNING"
-
-
-def test_off_imports_nothing_and_logs_nothing(repository: Path) -> None:
-    script = (
-        "import sys\nfrom gradaccum.tracking.stage_run import stage_run\n"
-        "with stage_run('throughput', {}) as run:\n    run.log(None)\n"
-        "assert run.run_id is None\n"
-        "print([name for name in ('mlflow', 'torch') if name in sys.modules])"
-    )
-    done = _python(script, GRADACCUM_TRACKING="off")
-
-    assert done.stdout.strip() == "[]"
-    assert not (repository / ".track").exists()
-
-
-def test_importing_tracking_imports_neither_mlflow_nor_torch(repository: Path) -> None:
-    script = "import sys, gradaccum.tracking.stage_run\nprint([n for n in ('mlflow', 'torch') if n in sys.modules])"
-
-    assert _python(script).stdout.strip() == "[]"
-
-
-def test_children_of_a_stage_do_not_inherit_its_run(client: MlflowClient, store: Store) -> None:
-    with stage_run("throughput", {}):
-        assert "MLFLOW_RUN_ID" not in os.environ
-
-
-def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
-    monkeypatch.setenv("GRADACCUM_TRACKING", "yes")
-    with pytest.raises(ConfigError, match="'yes' is unknown\\. Set it to one of off, on, strict"), stage_run("x", {}):
-        pass
-
-
-def test_a_store_that_fails_costs_one_warning_and_no_measurement(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, outcome: Outcome
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:pa55word@127.0.0.1:9")
-    with stage_run("throughput", {}) as run:
-        paths = write_outcome(outcome)
-        run.log(outcome, artifacts=paths)
-
-    assert all(path.exists() for path in paths)
-    (warning,) = caplog.records
-    assert "http://***@127.0.0.1:9 could not open a run" in warning.message
-    assert "pa55word" not in caplog.text
-    assert "gradaccum sync" in warning.message
-
-
-def test_strict_makes_a_store_that_fails_an_error(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("GRADACCUM_TRACKING", "strict")
-    with pytest.raises(TrackingError, match="could not open a run"), stage_run("throughput", {}):
-        pass
-
-
-def test_a_stage_is_logged_in_a_handful_of_calls(
-    client: MlflowClient, store: Store, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("repository")
+def test_a_stage_is_logged_in_a_handful_of_calls(outcome: Outcome, calls: list[dict[str, list[Any]]]) -> None:
     series = [StepSeries(f"line{i}", range(200), [1.0] * 200) for i in range(4)]
-    calls: list[str] = []
-    original = MlflowClient.log_batch
-
-    def counted(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
-        calls.append(next(iter(kwargs)))
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(MlflowClient, "log_batch", counted)
     with stage_run("throughput", {f"key{i}": i for i in range(20)}) as run:
         run.log(Outcome(outcome.metrics, outcome.curve, [], series=series))
 
-    assert calls == ["params", "metrics", "tags", "tags"]
+    assert [next(iter(call)) for call in calls] == ["params", "metrics", "tags", "tags"]
 
 
 def _commit_all(repository: Path) -> str:
@@ -339,25 +201,3 @@ def _commit_all(repository: Path) -> str:
     for command in (["init", "-q"], ["add", "outputs", "dvc.lock", "params.yaml"], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], cwd=repository, check=True)
     return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _environment(**changes: str) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(SOURCE)} | changes
-
-
-def _python(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=_environment(**environment))
-
-
-@contextmanager
-def _measuring() -> Iterator[subprocess.Popen[str]]:
-    """The process of a stage that has said that it measures."""
-    command = [sys.executable, "-c", SLEEPING_STAGE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment()) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "measuring\n"
-        try:
-            yield child
-        finally:
-            child.kill()
