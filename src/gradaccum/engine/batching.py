@@ -150,10 +150,13 @@ def batch_size(batch: Batch) -> int:
 
 def samples_in(micro_batch: Batch) -> int:
     """Samples in a micro-batch that is not to be cut: dim 0 of its first tensor; what else it holds is its own."""
-    first = next(tensors_of(micro_batch), None)
-    if first is None or not first.dim():
-        return batch_size(micro_batch)  # which says what is wrong
-    return first.size(0)
+    if isinstance(micro_batch, Tensor) and micro_batch.dim():
+        return micro_batch.size(0)
+    if isinstance(micro_batch, tuple | list) and micro_batch:
+        return samples_in(micro_batch[0])
+    if isinstance(micro_batch, dict) and micro_batch:
+        return samples_in(next(iter(micro_batch.values())))
+    return batch_size(micro_batch)  # which says what is wrong
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:
