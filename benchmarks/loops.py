@@ -15,7 +15,7 @@ Run = Callable[[Sequence[Window]], float | None]
 """Trains on windows; returns the CPU seconds of its training alone where its start-up is not part of that."""
 
 Loop = Callable[[nn.Module, Optimizer, int], Run]
-"""`(model, optimizer, accum_steps)` to a function that trains on windows of so many micro-batches, the last of fewer."""
+"""`(model, optimizer, accum_steps)` to what trains on windows of that many micro-batches, the last perhaps of fewer."""
 
 
 def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
