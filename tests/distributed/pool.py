@@ -20,7 +20,7 @@ LARGEST_WORLD = 3
 TIMEOUT_S = 30
 
 
-class RankFailed(AssertionError):
+class FailedOnRankError(AssertionError):
     """A function raised on some rank; the message holds every traceback."""
 
 
@@ -37,7 +37,7 @@ class Pool:
         """What the function returned on each rank.
 
         Raises:
-            RankFailed: it raised somewhere, or did not end in time.
+            FailedOnRankError: it raised somewhere, or did not end in time.
         """
         if not self.processes:
             self.start()
@@ -54,7 +54,7 @@ class Pool:
         if waiting:
             self.stop()
         if failed:
-            raise RankFailed("\n".join(failed))
+            raise FailedOnRankError("\n".join(failed))
         return [torch.load(io.BytesIO(replies[rank]), weights_only=False) for rank in range(world_size)]
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from tests.distributed.pool import Pool
 from tests.engine.reference import assert_same, make_batch, make_model, mean_loss
 
 CASES = [(world, shares) for world, choices in SHARES.items() for shares in choices]
-EVERY_SHARE = pytest.mark.parametrize(("world", "shares"), CASES, ids=lambda value: str(value))
+EVERY_SHARE = pytest.mark.parametrize(("world", "shares"), CASES, ids=str)
 WRAPS = pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 WORLDS = pytest.mark.parametrize("world", [2, 3])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradaccum.engine.traffic import traffic_of
-from gradaccum.engine.wrapping import data_parallel, is_sharded, uncompiled
+from gradaccum.engine.wrapping import data_parallel, is_sharded, shard_groups, uncompiled
 from gradaccum.errors import ConfigError
 
 _NOTHING_TO_REDUCE = nullcontext()
@@ -39,18 +40,21 @@ def forget(model: nn.Module) -> None:
     """Drop what passes without sync left inside a sharded model, after a window that failed."""
     if is_sharded(model):
         uncompiled(model).reset_iter_state()  # type: ignore[operator]
+        for parameter in chain.from_iterable(group.fsdp_params for group in shard_groups(model)):
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
 
 
 @contextmanager
 def _sharded_sync(model: Any, *, enabled: bool, reshard: bool) -> Iterator[None]:
+    """`set_is_last_backward` is for schedules in which passes overlap; here it would gather some parameters in vain."""
     model.set_requires_gradient_sync(enabled)
-    model.set_is_last_backward(enabled)
     model.set_reshard_after_backward(reshard)
     try:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-        model.set_is_last_backward(True)
         model.set_reshard_after_backward(True)
 
 

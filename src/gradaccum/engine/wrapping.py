@@ -158,9 +158,9 @@ def require_visible(model: nn.Module, observer: object) -> None:
 
 def warn_of_batch_norm(model: nn.Module) -> None:
     """Warn where every rank would keep running statistics of its own."""
-    for name, module in uncompiled(model).named_modules():
+    ddp = data_parallel(model)
+    for name, module in (uncompiled(model) if ddp is None else ddp.module).named_modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm) and module.track_running_stats:
-            ddp = data_parallel(model)
             fate = (
                 "rank 0's replace the others' in the first forward pass after a reduction, and in between they differ"
                 if ddp is not None and ddp.broadcast_buffers
