@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from gradaccum.engine.objective import Objective as Objective
     from gradaccum.engine.precision import master_weights as master_weights
     from gradaccum.engine.step_result import StepResult as StepResult
+    from gradaccum.engine.traffic import counted as counted
     from gradaccum.errors import BatchError as BatchError
     from gradaccum.errors import ConfigError as ConfigError
     from gradaccum.errors import GradaccumError as GradaccumError
     from gradaccum.errors import PreflightWarning as PreflightWarning
+    from gradaccum.errors import RankError as RankError
     from gradaccum.errors import StateError as StateError
     from gradaccum.measurements.diagnose import Diagnosis as Diagnosis
     from gradaccum.measurements.diagnose import diagnose as diagnose
@@ -33,9 +35,11 @@ _HOMES = {
     "NoiseScale": "gradaccum.engine.noise_scale",
     "Objective": "gradaccum.engine.objective",
     "PreflightWarning": "gradaccum.errors",
+    "RankError": "gradaccum.errors",
     "StateError": "gradaccum.errors",
     "StepResult": "gradaccum.engine.step_result",
     "Workload": "gradaccum.workloads.workload",
+    "counted": "gradaccum.engine.traffic",
     "diagnose": "gradaccum.measurements.diagnose",
     "fit_micro_batch": "gradaccum.engine.fitting",
     "gradient_sync": "gradaccum.engine.gradient_sync",

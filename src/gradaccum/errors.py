@@ -21,5 +21,9 @@ class StateError(GradaccumError, RuntimeError):
     """State was asked for, or given, at a time or in a shape that cannot continue a run."""
 
 
+class RankError(GradaccumError, RuntimeError):
+    """Another rank is gone, or cannot go on, so this one cannot either."""
+
+
 class PreflightWarning(UserWarning):
     """Something that is right only under conditions which cannot be checked beforehand."""

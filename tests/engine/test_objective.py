@@ -126,3 +126,10 @@ def test_an_objective_that_gives_no_sum_and_count_is_refused(objective: Objectiv
 def test_weights_that_weigh_nothing_are_refused(weights: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="weight"):
         Objective(lambda model, batch: {}, lambda batch: {}, weights)
+
+
+@pytest.mark.parametrize("samples", [4, 300])
+def test_few_and_many_labels_are_counted_alike(samples: int) -> None:
+    labels = torch.randint(3, (samples, 2), generator=torch.Generator().manual_seed(0))
+    count = Objective.classification(ignore_index=1).count((torch.zeros(samples), labels))
+    assert int(count) == int((labels != 1).sum())

@@ -252,3 +252,19 @@ def test_the_default_cuts_are_cuts_and_one_is_uneven(samples: int) -> None:
 def test_one_sample_cannot_be_cut() -> None:
     with pytest.raises(BatchError, match="at least two samples"):
         run(data=(torch.ones(1, FEATURES), torch.ones(1).long()))
+
+
+def test_a_loop_that_hands_its_last_backward_over_as_a_closure_is_seen_whole() -> None:
+    def step(model: nn.Module, optimizer: Optimizer, window: Window) -> None:
+        *before, (inputs, labels) = window
+        for piece, targets in before:
+            (F.cross_entropy(model(piece), targets, reduction="sum") / SAMPLES).backward()
+
+        def closure() -> Tensor:
+            loss = F.cross_entropy(model(inputs), labels, reduction="sum") / SAMPLES
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    assert run(step=step).equivalent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import compress
 from typing import Any, Literal
 
@@ -11,16 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from gradaccum.engine import gradients, preflight
-from gradaccum.engine.batching import Batch, samples_in, split
+from gradaccum.engine import gradients, preflight, wrapping
+from gradaccum.engine.batching import Batch, split
 from gradaccum.engine.fitting import Fitting
-from gradaccum.engine.gradient_sync import gradient_sync, refuse_wrapped
+from gradaccum.engine.gradient_sync import forget, gradient_sync
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.observer import NoObserver, Note, Observer
 from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
+from gradaccum.engine.ranks import Work, buffers_unchanged, ranks_of
 from gradaccum.engine.state import restore, state_of
 from gradaccum.engine.step_result import LossSums, StepResult, weighted_sum
-from gradaccum.errors import BatchError, StateError
+from gradaccum.engine.traffic import traffic_of
 
 __all__ = ["Accumulator", "StepResult"]
 
@@ -28,17 +30,21 @@ __all__ = ["Accumulator", "StepResult"]
 class Accumulator:
     """Accumulates a window's gradient and steps the optimizer once.
 
-    The gradient of every window, ragged or not, is that of `sum of loss_sum / sum of count` over the window. If
-    anything raises before the optimizer's step begins, parameters, optimizer, scheduler and loss scale are as before
-    the window, and the next one starts clean.
+    The gradient of every window, ragged or not, is that of `sum of loss_sum / sum of count` over the window and, where
+    the model is spread over ranks, over all of them. If anything raises before the optimizer's step begins, parameters,
+    optimizer, scheduler and loss scale are as before the window, and the next one starts clean.
 
     Args:
-        model: any module whose parameters the optimizer steps.
+        model: any module whose parameters the optimizer steps; on several ranks wrapped in DistributedDataParallel, or
+            sharded with fully_shard.
         optimizer: a torch optimizer over them; one that needs a closure (LBFGS) is refused.
         objective: the loss, as sum and count.
         scheduler: ticks once after each step that was applied.
         clip_norm: largest global gradient norm, applied once to the whole window's gradient; None clips nothing.
-        sync: reduce over ranks on the `last` micro-batch of a window, or on `every` one (the costly way, to compare).
+        sync: reduce over ranks on the `last` micro-batch of a window, or on `every` one (the costly way; it saves
+            fully_shard the memory of one whole gradient a rank).
+        keep_gathered: parameters of fully_shard stay whole from one micro-batch of a window to the next: fewer gathers,
+            for the memory of all parameters.
         precision: `bf16` and `fp16` run forward and loss under autocast; `fp16` also scales the loss, and skips the
             step of a window whose gradient overflowed.
         accum_dtype: sum half-precision gradients in this type, rounding once before the step; None sums in their own.
@@ -63,13 +69,13 @@ class Accumulator:
         scheduler: LRScheduler | None = None,
         clip_norm: float | None = None,
         sync: Literal["last", "every"] = "last",
+        keep_gathered: bool = False,
         precision: Precision = "float32",
         accum_dtype: torch.dtype | None = None,
         master_weights: Sequence[nn.Parameter] | None = None,
         observer: Observer | None = None,
         after_step: Sequence[Callable[[nn.Module], object]] = (),
     ) -> None:
-        refuse_wrapped(model)
         preflight.require_sync(sync)
         preflight.require_clip_norm(clip_norm)
         preflight.require_model(model)
@@ -77,12 +83,15 @@ class Accumulator:
         preflight.require_optimizer(optimizer, model, master_weights=master_weights)
         preflight.require_scheduler(scheduler, optimizer)
         preflight.require_one_count(observer, objective)
+        wrapping.require_spread(model, optimizer, observer=observer, wide=accum_dtype or master_weights, sync=sync)
+        self._ranks, self._traffic = ranks_of(model), traffic_of(model)
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
         self.scheduler = scheduler
         self.clip_norm = clip_norm
         self.sync = sync
+        self.keep_gathered = keep_gathered
         self.precision: Precision = precision
         self.master_weights = master_weights
         self.observer = observer or NoObserver()
@@ -91,24 +100,24 @@ class Accumulator:
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
         self._fitting = Fitting()
-        self._in_window = False
-        self._looked = False
+        self._in_window = self._looked = False
 
     def step(self, window: Sequence[Batch]) -> StepResult:
         """Forward and backward over every micro-batch of the window, then one optimizer step.
 
-        Gradients stay in `.grad` (of the master weights, where there are any) until the next window; those of a
-        skipped step are dropped.
+        On several ranks all must call it together, each with micro-batches of its own; one that has none left gives an
+        empty window. Gradients stay in `.grad` (of the master weights, where there are any) until the next window;
+        those of a skipped step are dropped.
 
         Raises:
             BatchError: the window is empty, a count is no number of targets, or the objective gives no scalar.
+            RankError: another rank is gone.
         """
-        if not window:
-            raise BatchError("the window is empty, so there is no gradient to step on. Give at least one micro-batch.")
+        before = self._traffic.so_far()
         self._in_window = True
         try:
-            samples = sum([samples_in(batch) for batch in window])
-            sums, sync_calls, grad_norm = self._gather(window)
+            with self._ranks.explain():
+                work, sums, grad_norm = self._gather(window)
             skip_reason = self._skip_reason(sums.totals, grad_norm)
             self._advance(applied=not skip_reason, counted=any(sums.totals))
         finally:
@@ -120,53 +129,48 @@ class Accumulator:
             loss=weighted_sum(means, self.objective.terms.values()) if self.objective.weights else means[0],
             grad_norm=grad_norm,
             count=sums.totals[0],
-            samples=samples,
+            samples=work.samples,
             micro_batches=len(window),
-            sync_calls=sync_calls,
             applied=not skip_reason,
             terms=dict(zip(self.objective.terms, means, strict=True)) if self.objective.weights else {},
             skip_reason=skip_reason,
+            **self._traffic.since(before),
         )
 
     def step_batch(self, batch: Batch, micro_batch: int | Literal["auto"] = "auto") -> StepResult:
         """One step on a whole batch, split inside; `auto` finds the micro-batch that fits, as `Fitting` tells."""
         return self._fitting.step(self, batch) if micro_batch == "auto" else self.step(split(batch, micro_batch))
 
-    def _gather(self, window: Sequence[Batch]) -> tuple[LossSums, int, Tensor]:
+    def _gather(self, window: Sequence[Batch]) -> tuple[Work, LossSums, Tensor]:
         """The window's gradient, unscaled and clipped, where the optimizer finds it; if that raises, no gradient."""
         try:
             self._gradients.clear()
-            counts = self.objective.counts(window)
+            work = self._ranks.share(self.objective, window)
             with self.observer.watch(self._gradients.parameters, micro_batches=len(window)) as note:
-                sums, sync_calls = self._accumulate(window, counts, note)
-            whole = self._gradients.whole()
+                sums = self._accumulate(work, note)
+            self._replay(work)
+            found = self._ranks.local(self._gradients.whole())
             if self.loss_scale is not None:
-                gradients.scale(whole, 1 / self.loss_scale.value)
-            grad_norm = gradients.global_norm(whole)
+                gradients.scale(found, 1 / self.loss_scale.value)
+            sums, grad_norm = self._ranks.conclude(sums, found)
             self.observer.finish(grad_norm, sums.totals[0])
             if self.clip_norm is not None:
-                gradients.clip(whole, grad_norm, self.clip_norm)
+                gradients.clip(found, grad_norm, self.clip_norm)
             self._gradients.hand_over()
         except BaseException:
             self._gradients.clear()
+            forget(self.model)
             raise
-        return sums, sync_calls, grad_norm
+        return work, sums, grad_norm
 
-    def _accumulate(
-        self, window: Sequence[Batch], counts: Sequence[Sequence[float]], note: Note
-    ) -> tuple[LossSums, int]:
-        """Backward of every micro-batch that has targets; returns the loss sums and how many passes synced."""
-        totals = [sum(of_term) for of_term in zip(*counts, strict=True)]
-        with_targets = [(batch, of_batch) for batch, of_batch in zip(window, counts, strict=True) if any(of_batch)]
-        shares = self._shares(totals)
-        last = len(with_targets) - 1
+    def _accumulate(self, work: Work, note: Note) -> LossSums:
+        """Forward and backward of every micro-batch that has targets; returns this rank's loss sums."""
+        shares = self._shares(work.totals)
         computing = autocast(self.precision, self._gradients.device)
         seeds: list[Tensor] = []
         losses: list[list[Tensor]] = []
-        sync_calls = 0
-        for index, (batch, of_batch) in enumerate(with_targets):
-            synced = index == last or self.sync == "every"
-            with gradient_sync(self.model, enabled=synced):
+        for number, (batch, of_batch) in enumerate(work.passes, start=1):
+            with self._sync(last=number == work.all_passes):
                 with computing:
                     sums = self.objective.loss_sums(self.model, batch)
                 if not seeds:
@@ -178,12 +182,27 @@ class Accumulator:
             note(of_batch[0], shares[0])
             self._gradients.absorb()
             losses.append([loss.detach() for loss in sums])
-            sync_calls += synced
-        return LossSums(losses, [of_batch for _, of_batch in with_targets], totals), sync_calls
+        return LossSums(losses, [of_batch for _, of_batch in work.passes], work.totals)
+
+    def _replay(self, work: Work) -> None:
+        """Passes that add nothing, so that this rank takes part in as many as the others."""
+        for number in range(len(work.passes) + 1, work.all_passes + 1):
+            with buffers_unchanged(self.model), self._sync(last=number == work.all_passes):
+                batch, of_batch = work.replayed
+                with autocast(self.precision, self._gradients.device):
+                    sums = self.objective.loss_sums(self.model, batch)
+                live = list(compress(sums, of_batch)) or sums
+                torch.autograd.backward(live, [torch.zeros_like(loss) for loss in live])
+            self._gradients.absorb()
+
+    def _sync(self, *, last: bool) -> AbstractContextManager[None]:
+        synced = last or self.sync == "every"
+        self._traffic.sync_calls += synced
+        return gradient_sync(self.model, enabled=synced, keep_gathered=self.keep_gathered)
 
     def _shares(self, totals: Sequence[float]) -> list[float]:
-        """What each term's loss sum is multiplied by, so that the window's gradient is that of its mean."""
-        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        """What each term's loss sum is multiplied by; reduction means over ranks, and what is wanted is the sum."""
+        scale = self._ranks.world_size * (1.0 if self.loss_scale is None else self.loss_scale.value)
         weights = self.objective.terms.values()
         return [scale * weight / total if total else 0.0 for weight, total in zip(weights, totals, strict=True)]
 
@@ -191,7 +210,7 @@ class Accumulator:
         """What backward starts from: as its seed, a share scales the loss without a division node."""
         if not self._looked:
             self._looked = True
-            preflight.warn_of_reentrant_checkpoints(sums)
+            preflight.meet_reentrant_checkpoints(sums, several_ranks=self._ranks.world_size > 1)
         return [loss_sum.new_full((), share) for loss_sum, share in zip(sums, shares, strict=True)]
 
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
@@ -219,12 +238,7 @@ class Accumulator:
         Raises:
             StateError: asked for in the middle of a window, whose gradient it could not hold.
         """
-        if self._in_window:
-            raise StateError(
-                "state_dict() was called in the middle of a window, and a gradient accumulated half cannot be "
-                "continued. Call it between two step() calls, or from after_step."
-            )
-        return state_of(self)
+        return state_of(self, in_window=self._in_window)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was asked for; load the model's own state before.

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from gradaccum.engine.exchange import exchange, several_ranks
 from gradaccum.errors import BatchError, ConfigError
 
 Batch = Any
@@ -75,26 +76,43 @@ def nearest_multiple(value: int, of: int) -> int:
     return max(1, round(value / of)) * of
 
 
-def windows(loader: Iterable[Batch], accum_steps: int, *, drop_last: bool = False) -> Iterator[list[Batch]]:
+def windows(
+    loader: Iterable[Batch], accum_steps: int, *, drop_last: bool = False, ranks: Literal["all", "own"] = "all"
+) -> Iterator[list[Batch]]:
     """Group a loader's micro-batches into windows of `accum_steps`; the last may be shorter.
 
-    At most one window is held. The loader is read only as far as the window that is asked for.
+    At most one window is held. The loader is read only as far as the window that is asked for. Over several ranks all
+    yield equally many windows: a rank whose loader ends earlier yields empty ones, in which `Accumulator.step` takes
+    part with nothing to add, until all have ended. So all ranks must go through it together.
 
     Args:
         loader: yields micro-batches; needs no length.
         accum_steps: micro-batches a window.
         drop_last: leave out a last window that is shorter than `accum_steps`.
+        ranks: `own` ends with this rank's loader, and may be gone through by it alone.
     """
     require_positive_int("accum_steps", accum_steps)
-    return _windows(iter(loader), accum_steps, drop_last)
+    if ranks not in ("all", "own"):
+        raise ConfigError(f"ranks={ranks!r} is unknown. Set it to 'all' (ranks go together) or 'own'.")
+    together = ranks == "all" and several_ranks()
+    return _windows(iter(loader), accum_steps, drop_last, together)
 
 
-def _windows(micro_batches: Iterator[Batch], accum_steps: int, drop_last: bool) -> Iterator[list[Batch]]:
-    while window := list(islice(micro_batches, accum_steps)):
+def _windows(
+    micro_batches: Iterator[Batch], accum_steps: int, drop_last: bool, together: bool
+) -> Iterator[list[Batch]]:
+    while True:
+        window = list(islice(micro_batches, accum_steps))
         if drop_last and len(window) < accum_steps:
+            window = []
+        if not (_any_rank_has(window) if together else window):
             return
         yield window
         del window  # or it would be held while the next one is read
+
+
+def _any_rank_has(window: Sequence[Batch]) -> bool:
+    return bool(exchange(torch.tensor([len(window)])).any())
 
 
 def split(batch: Batch, micro_batch: int | Sequence[int]) -> list[Batch]:
@@ -150,10 +168,13 @@ def batch_size(batch: Batch) -> int:
 
 def samples_in(micro_batch: Batch) -> int:
     """Samples in a micro-batch that is not to be cut: dim 0 of its first tensor; what else it holds is its own."""
-    first = next(tensors_of(micro_batch), None)
-    if first is None or not first.dim():
-        return batch_size(micro_batch)  # which says what is wrong
-    return first.size(0)
+    if isinstance(micro_batch, Tensor) and micro_batch.dim():
+        return micro_batch.size(0)
+    if isinstance(micro_batch, tuple | list) and micro_batch:
+        return samples_in(micro_batch[0])
+    if isinstance(micro_batch, dict) and micro_batch:
+        return samples_in(next(iter(micro_batch.values())))
+    return batch_size(micro_batch)  # which says what is wrong
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:

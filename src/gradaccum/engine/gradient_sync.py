@@ -1,31 +1,72 @@
-"""The one place that knows how a model reduces its gradients over ranks."""
+"""The one place that knows how a model is told when to reduce its gradients over ranks."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradaccum.engine.traffic import traffic_of
+from gradaccum.engine.wrapping import data_parallel, is_sharded, shard_groups, uncompiled
 from gradaccum.errors import ConfigError
 
 _NOTHING_TO_REDUCE = nullcontext()
 
 
-def gradient_sync(model: nn.Module, *, enabled: bool) -> AbstractContextManager[None]:
+def gradient_sync(model: nn.Module, *, enabled: bool, keep_gathered: bool = False) -> AbstractContextManager[None]:
     """Run forward *and* backward of one micro-batch with gradient sync on or off.
 
-    On one process there is nothing to reduce, and this changes nothing.
+    DDP decides in the forward pass whether the backward pass reduces, FSDP2 in the backward pass; so both belong
+    inside. On one process there is nothing to reduce, and this changes nothing.
+
+    Args:
+        model: plain, wrapped in DistributedDataParallel, or sharded with fully_shard.
+        enabled: whether this backward pass reduces gradients over ranks.
+        keep_gathered: FSDP2's parameters stay whole from a pass without sync to the next: fewer gathers, for the memory
+            of all parameters.
     """
-    refuse_wrapped(model)
-    del enabled
+    if (ddp := data_parallel(model)) is not None:
+        return _reducing_all(ddp) if enabled else ddp.no_sync()
+    if is_sharded(model):
+        return _sharded_sync(uncompiled(model), enabled=enabled, reshard=enabled or not keep_gathered)
     return _NOTHING_TO_REDUCE
 
 
-def refuse_wrapped(model: nn.Module) -> None:
-    """Refuse a model whose wrapper would average gradients over ranks behind the engine's back."""
-    if isinstance(model, DistributedDataParallel):
+def forget(model: nn.Module) -> None:
+    """Drop what passes without sync left inside a sharded model, after a window that failed."""
+    if is_sharded(model):
+        uncompiled(model).reset_iter_state()  # type: ignore[operator]
+        for parameter in chain.from_iterable(group.fsdp_params for group in shard_groups(model)):
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+
+
+@contextmanager
+def _sharded_sync(model: Any, *, enabled: bool, reshard: bool) -> Iterator[None]:
+    """`set_is_last_backward` is for schedules in which passes overlap; here it would gather some parameters in vain."""
+    model.set_requires_gradient_sync(enabled)
+    model.set_reshard_after_backward(reshard)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+        model.set_reshard_after_backward(True)
+
+
+@contextmanager
+def _reducing_all(ddp: DistributedDataParallel) -> Iterator[None]:
+    """See that a pass which should reduce did: with a parameter unused, DDP waits for it and reduces nothing."""
+    traffic = traffic_of(ddp)
+    traffic.complete = False
+    yield
+    if not traffic.complete:
         raise ConfigError(
-            "the model is wrapped in DistributedDataParallel, which averages gradients over ranks, so the window's "
-            "gradient would be divided twice. Pass the module itself and run one process."
+            "DistributedDataParallel did not reduce the window's gradient, because some trainable parameter was not "
+            "used in its last micro-batch, and the ranks would now step apart. Build it with "
+            "find_unused_parameters=True, or freeze the parameter before wrapping."
         )

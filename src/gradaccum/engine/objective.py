@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +17,9 @@ from gradaccum.errors import BatchError, ConfigError
 
 ONE_TERM: Mapping[str, float] = {"": 1.0}
 """An objective of one term, which needs no name."""
+
+FEW = 256
+"""So many labels are counted in a Python list before torch has dispatched two kernels."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,8 @@ class Objective:
         returned = [self.count(batch) for batch in window]
         if self.weights is not None:
             returned = [count for counts in returned for count in self._by_term(counts, "count")]
-        numbers = _numbers(returned)
         terms = len(self.terms)
-        for index, count in enumerate(numbers):
+        for index, count in enumerate(numbers := _numbers(returned)):
             if not isinstance(count, int | float) or not 0 <= count < math.inf:
                 raise _no_count(index // terms, count)
         return list(zip(*[iter(numbers)] * terms, strict=True))
@@ -93,8 +94,8 @@ class Objective:
         """The scalar loss sum of each term over one micro-batch, at least float32, from one forward pass."""
         returned = self.loss_sum(model, batch)
         if self.weights is None:
-            return (_scalar(returned),)
-        return [_scalar(loss_sum) for loss_sum in self._by_term(returned, "loss_sum")]
+            return (loss_sum_of(returned),)
+        return [loss_sum_of(loss_sum) for loss_sum in self._by_term(returned, "loss_sum")]
 
     def _by_term(self, returned: Any, what: str) -> list[Any]:
         assert self.weights is not None
@@ -121,7 +122,9 @@ class Objective:
 
         def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
             inputs, labels = batch
-            logits = _at_least_float32(model(inputs))
+            logits = model(inputs)
+            if logits.dtype in HALF:
+                logits = logits.float()
             if logits.dim() > 2:
                 logits, labels = logits.flatten(0, -2), labels.flatten()
             weight = None if class_weights is None else class_weights.to(logits)
@@ -131,19 +134,18 @@ class Objective:
             _, labels = batch
             if class_weights is not None:
                 return class_weights.to(labels.device, torch.float64)[labels[labels != ignore_index]].sum()
-            if labels.is_cpu:  # where numpy takes a third of the time that torch takes to dispatch
-                return int(np.count_nonzero(labels.numpy() != ignore_index))
+            if labels.is_cpu and labels.numel() <= FEW:
+                flat: list[int] = labels.flatten().tolist()
+                return len(flat) - flat.count(ignore_index)
             return torch.count_nonzero(labels != ignore_index)
 
         return cls(loss_sum, count)
 
 
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in HALF else tensor
-
-
-def _numbers(counts: Sequence[Any]) -> list[Any]:
+def _numbers(counts: Sequence[Any]) -> Sequence[Any]:
     """Counts as plain numbers; those on an accelerator are read with one copy."""
+    if not any(isinstance(count, Tensor) for count in counts):
+        return counts
     away = [count for count in counts if isinstance(count, Tensor) and not count.is_cpu]
     read = iter(torch.stack(away).tolist() if away else ())
     return [
@@ -158,10 +160,11 @@ def _no_count(index: int, count: Any) -> BatchError:
     )
 
 
-def _scalar(loss_sum: Tensor) -> Tensor:
-    if loss_sum.dim():
+def loss_sum_of(returned: Tensor) -> Tensor:
+    """What an objective returned as one term's loss sum: a scalar, widened to float32 where it is narrower."""
+    if returned.dim():
         raise BatchError(
-            f"Objective.loss_sum returned a tensor of shape {tuple(loss_sum.shape)}, not a scalar, so there is no one "
+            f"Objective.loss_sum returned a tensor of shape {tuple(returned.shape)}, not a scalar, so there is no one "
             "loss to differentiate. Return the sum over the micro-batch's targets (reduction='sum')."
         )
-    return _at_least_float32(loss_sum)
+    return returned.float() if returned.dtype in HALF else returned

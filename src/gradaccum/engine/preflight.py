@@ -126,8 +126,29 @@ def _require_masters(model: nn.Module, master_weights: Sequence[nn.Parameter], a
         )
 
 
-def warn_of_reentrant_checkpoints(losses: Sequence[Tensor]) -> None:
-    """Warn where a loss's graph holds a reentrant checkpoint: its parameters' gradients may silently be missing."""
+def meet_reentrant_checkpoints(losses: Sequence[Tensor], *, several_ranks: bool) -> None:
+    """Warn where a loss's graph holds a reentrant checkpoint, whose parameters' gradients may silently be missing.
+
+    Raises:
+        ConfigError: over several ranks, where it is reduced before it is whole.
+    """
+    if not _has_reentrant_checkpoint(losses):
+        return
+    if several_ranks:
+        raise ConfigError(
+            "the model uses reentrant activation checkpointing, which runs backward passes of its own inside the "
+            "window's, so that gradients are reduced over ranks before they are whole. Pass use_reentrant=False to "
+            "torch.utils.checkpoint.checkpoint."
+        )
+    warnings.warn(
+        "the model uses reentrant activation checkpointing, which drops the gradients of a segment whose inputs need "
+        "none and breaks gradient sync over ranks. Pass use_reentrant=False to torch.utils.checkpoint.checkpoint.",
+        PreflightWarning,
+        stacklevel=6,  # at the caller of Accumulator.step
+    )
+
+
+def _has_reentrant_checkpoint(losses: Sequence[Tensor]) -> bool:
     seen: set[Any] = set()
     waiting: list[Any] = [loss.grad_fn for loss in losses]
     while waiting:
@@ -135,16 +156,10 @@ def warn_of_reentrant_checkpoints(losses: Sequence[Tensor]) -> None:
         if node is None or node in seen:
             continue
         if node.name() == "CheckpointFunctionBackward":
-            warnings.warn(
-                "the model uses reentrant activation checkpointing, which drops the gradients of a segment whose "
-                "inputs need none and breaks gradient sync over ranks. Pass use_reentrant=False to "
-                "torch.utils.checkpoint.checkpoint.",
-                PreflightWarning,
-                stacklevel=6,  # at the caller of Accumulator.step
-            )
-            return
+            return True
         seen.add(node)
         waiting.extend(following for following, _ in node.next_functions)
+    return False
 
 
 def _replays_cuda_graphs(module: nn.Module) -> bool:

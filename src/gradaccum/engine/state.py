@@ -20,8 +20,17 @@ PARTS = ("scheduler", "loss_scale", "master_weights")
 """What an accumulator may lack."""
 
 
-def state_of(run: Accumulator) -> dict[str, Any]:
-    """Copies of nothing: save it, or copy it, before the next window."""
+def state_of(run: Accumulator, *, in_window: bool) -> dict[str, Any]:
+    """Copies of nothing: save it, or copy it, before the next window.
+
+    Raises:
+        StateError: it was asked for in mid-window.
+    """
+    if in_window:
+        raise StateError(
+            "state_dict() was called in the middle of a window, and a gradient accumulated half cannot be continued. "
+            "Call it between two step() calls, or from after_step."
+        )
     return {
         "steps": run.steps,
         "optimizer": run.optimizer.state_dict(),

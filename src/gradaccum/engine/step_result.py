@@ -12,16 +12,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one window did.
+    """What one window did. Over several ranks, loss, gradient norm, count and samples are the same on each.
 
     Attributes:
-        loss: mean loss over all targets of the window, a detached scalar; NaN where there was no target.
+        loss: mean loss over all targets of the window and all ranks, a detached scalar; NaN where there was no target.
         grad_norm: global L2 norm of the window's gradient before clipping, a detached scalar; not finite where the
             gradient overflowed.
-        count: targets (or the sum of their weights); those of the first term where the objective has several.
-        samples: samples in the window's micro-batches.
-        micro_batches: micro-batches in the window.
-        sync_calls: backward passes that ran with gradient sync enabled.
+        count: targets (or the sum of their weights) on all ranks; those of the first term where the objective has
+            several.
+        samples: samples in the window's micro-batches, on all ranks.
+        micro_batches: micro-batches of this rank's window.
+        sync_calls: backward passes that this rank ran with gradient sync enabled.
+        reductions: gradient collectives that this rank issued: DDP's buckets, or FSDP2's reduce-scatters; 0 on one
+            process.
+        reduced_bytes: bytes of whole gradients that went into them.
+        gathered_bytes: bytes of whole parameters that FSDP2 gathered for the window.
         applied: whether the optimizer stepped.
         terms: mean of each named term, before its weight; empty where the objective names none.
         skip_reason: why the optimizer did not step, in words; empty where it did.
@@ -33,6 +38,9 @@ class StepResult:
     samples: int
     micro_batches: int
     sync_calls: int
+    reductions: int
+    reduced_bytes: int
+    gathered_bytes: int
     applied: bool
     terms: Mapping[str, Tensor]
     skip_reason: str
@@ -51,10 +59,14 @@ class LossSums:
         return [self._mean(term, total) for term, total in enumerate(self.totals)]
 
     def _mean(self, term: int, total: float) -> Tensor:
-        if not total:
-            return torch.tensor(math.nan)
+        return self.sum(term) / total if total else torch.tensor(math.nan)
+
+    def sum(self, term: int) -> Tensor:
+        """Loss sum of one term; 0 where no micro-batch has a target of it."""
         losses = [of_batch[term] for of_batch, counts in zip(self.losses, self.counts, strict=True) if counts[term]]
-        return (losses[0] if len(losses) == 1 else torch.stack(losses).sum()) / total
+        if not losses:
+            return torch.zeros(())
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
 def weighted_sum(means: Sequence[Tensor], weights: Iterable[float]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,12 +53,12 @@ def take_step(
     optimizer = make_optimizer(model, settings)
     seen: list[Named] = []
 
-    def look(*_: Any) -> None:
+    def look() -> None:
         seen.append(wide((name, parameter.grad) for name, parameter in model.named_parameters()) if not seen else {})
 
     with torch.random.fork_rng():
         torch.manual_seed(bench.seed)
-        hook = optimizer.register_step_pre_hook(look)
+        hook = optimizer.register_step_pre_hook(partial(_before_step, look))
         loss = step(model, optimizer, window)
         hook.remove()
     return Trace(
@@ -67,6 +68,22 @@ def take_step(
         loss=float(loss.detach()),
         optimizer_steps=len(seen),
     )
+
+
+def _before_step(look: Callable[[], None], optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Look at the gradients; where the loop hands its last backward pass over as a closure, look after that."""
+    del optimizer
+    closure = next(filter(callable, [*args[1:], *kwargs.values()]), None)
+    if closure is None:
+        look()
+        return None
+
+    def then_look() -> Any:
+        result = closure()
+        look()
+        return result
+
+    return (args[0], then_look), {}
 
 
 def full_batch_step(objective: Objective, clip_norm: float | None = None) -> TrainingStep:

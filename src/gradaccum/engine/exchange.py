@@ -1,0 +1,64 @@
+"""A few numbers told by every rank to every other: the engine's one use of a collective beside gradient reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradaccum.errors import RankError
+
+LOST = ("gloo/transport", "closed by peer", "reset by peer", "broken pipe")
+"""Words in the errors of a collective whose other side is gone; gloo's have no exception type of their own."""
+
+
+def several_ranks() -> bool:
+    """Whether this process is one of several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def exchange(told: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """What every rank of the group told, one row a rank, the same bits on all of them.
+
+    Args:
+        told: `[numbers]`, of one length on all ranks.
+        group: None for all ranks.
+
+    Raises:
+        RankError: another rank is gone.
+    """
+    here = told.to(_place(told, group))
+    heard = [torch.empty_like(here) for _ in range(dist.get_world_size(group))]
+    with lost_ranks():
+        dist.all_gather(heard, here, group=group)
+    return torch.stack(heard)
+
+
+def _place(told: Tensor, group: dist.ProcessGroup | None) -> torch.device:
+    """NCCL takes CUDA tensors only; gloo is surest with the CPU's."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return told.device if "nccl" in dist.get_backend_config(group) else torch.device("cpu")
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """Say in words what a collective's error means where another rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, RankError) or not _says_lost(error):
+            raise
+        first = str(error).partition("\n")[0].strip()
+        raise RankError(
+            f"rank {dist.get_rank()} lost another rank in the middle of a window, so there is no whole gradient to "
+            f"step on; no rank's parameters have moved. The rank that failed first says why. ({first})"
+        ) from error
+
+
+def _says_lost(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in LOST)

@@ -1,0 +1,189 @@
+"""One window on several ranks: what they agree on before its first pass, and sum up after its last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gradaccum.engine import gradients
+from gradaccum.engine.batching import Batch, samples_in
+from gradaccum.engine.exchange import exchange, lost_ranks
+from gradaccum.engine.objective import Objective
+from gradaccum.engine.step_result import LossSums
+from gradaccum.engine.wrapping import data_parallel, is_sharded
+from gradaccum.errors import BatchError, RankError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_NOTHING_TO_EXPLAIN = nullcontext()
+
+READY, NOTHING_TO_REPLAY, FAILED = 0, 1, 2
+
+NOTHING: tuple[None, Sequence[float]] = (None, ())
+"""Replayed by nobody."""
+
+
+Pass = tuple[Batch, Sequence[float]]
+"""A micro-batch and its targets, one count a term."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A window as this rank goes through it.
+
+    Attributes:
+        passes: its own, in order; micro-batches without targets are left out.
+        all_passes: how many every rank makes; what this one lacks, it makes up by replaying.
+        replayed: what it replays, which is to add nothing.
+        totals: targets over the whole window and all ranks, one a term.
+        samples: of the window, on all ranks.
+    """
+
+    passes: Sequence[Pass]
+    all_passes: int
+    replayed: Pass
+    totals: Sequence[float]
+    samples: int
+
+
+class Ranks(Protocol):
+    """How a window is shared out; `world_size` is what gradient reduction divides by."""
+
+    world_size: int
+
+    def share(self, objective: Objective, window: Sequence[Batch]) -> Work: ...
+
+    def local(self, found: Sequence[Tensor]) -> Sequence[Tensor]:
+        """This rank's part of each gradient."""
+
+    def conclude(self, sums: LossSums, local: Sequence[Tensor]) -> tuple[LossSums, Tensor]:
+        """Loss sums and global gradient norm over all ranks."""
+
+    def explain(self) -> AbstractContextManager[None]:
+        """Turns the error of a collective whose other side is gone into one that says so."""
+
+
+class OneProcess:
+    """All of the window is here."""
+
+    world_size = 1
+
+    def share(self, objective: Objective, window: Sequence[Batch]) -> Work:
+        """Targets of every micro-batch, counted before the first pass."""
+        if not window:
+            raise BatchError("the window is empty, so there is no gradient to step on. Give at least one micro-batch.")
+        return _own(objective, window)
+
+    def local(self, found: Sequence[Tensor]) -> Sequence[Tensor]:
+        return found
+
+    def conclude(self, sums: LossSums, local: Sequence[Tensor]) -> tuple[LossSums, Tensor]:
+        return sums, gradients.global_norm(local)
+
+    def explain(self) -> AbstractContextManager[None]:
+        return _NOTHING_TO_EXPLAIN
+
+
+class ManyRanks:
+    """The window is spread over the ranks of a group, each with micro-batches of its own; some may have none."""
+
+    def __init__(self, group: dist.ProcessGroup | None, *, shards: int | None = None) -> None:
+        self.group = group
+        self.world_size = dist.get_world_size(group)
+        self.sharded = shards is not None
+        self.held = (shards or 1) / self.world_size
+        self._kept: Pass | None = None
+
+    def share(self, objective: Objective, window: Sequence[Batch]) -> Work:
+        """Agree on targets and passes: every rank makes as many as the one with the most, replaying a batch it keeps.
+
+        So every rank reduces equally often, and the collectives inside a sharded model's passes pair up.
+        """
+        own, error = self._try(objective, window)
+        self._keep(own, objective, window)
+        status = FAILED if error else READY if self._kept else NOTHING_TO_REPLAY
+        told = exchange(_numbers([status, len(own.passes), own.samples, *own.totals]), self.group)
+        passes, samples = int(told[:, 1].max()), int(told[:, 2].sum())
+        self._require_ready(told[:, 0].tolist(), error, passes)
+        return Work(own.passes, passes, self._kept or NOTHING, told[:, 3:].sum(0).tolist(), samples)
+
+    def _try(self, objective: Objective, window: Sequence[Batch]) -> tuple[Work, Exception | None]:
+        """An error here must not leave the other ranks waiting; they hear of it first."""
+        try:
+            return _own(objective, window), None
+        except Exception as error:  # noqa: BLE001 (raised again once the others know)
+            return _own(objective, []), error
+
+    def _keep(self, own: Work, objective: Objective, window: Sequence[Batch]) -> None:
+        if own.passes:
+            self._kept = own.passes[-1]
+        elif window and self._kept is None:
+            self._kept = window[-1], [0.0] * len(objective.terms)
+
+    def _require_ready(self, statuses: Sequence[float], error: Exception | None, passes: int) -> None:
+        if error is not None:
+            raise error
+        if FAILED in statuses:
+            raise RankError(
+                f"rank {statuses.index(FAILED)} could not count the targets of its window, and says why in a message "
+                "of its own. No rank has stepped."
+            )
+        if passes and NOTHING_TO_REPLAY in statuses:
+            raise BatchError(
+                f"rank {statuses.index(NOTHING_TO_REPLAY)} has had no micro-batch so far, so it has nothing to take "
+                f"part with in the {passes} passes of the others. Give every rank at least one micro-batch first, "
+                "such as by a DistributedSampler."
+            )
+
+    def local(self, found: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [cast("DTensor", each)._local_tensor for each in found] if self.sharded else found
+
+    def conclude(self, sums: LossSums, local: Sequence[Tensor]) -> tuple[LossSums, Tensor]:
+        """One exchange of loss sums and squared norms; times `held`, each entry of the gradient counts once in all."""
+        norm = gradients.global_norm(local)
+        squares = norm.double().square() * self.held
+        own = [sums.sum(term).to(squares) for term in range(len(sums.totals))]
+        square, *losses = exchange(torch.stack([squares, *own]), self.group).sum(0).to(norm.device)
+        return LossSums([[loss.to(norm) for loss in losses]], [sums.totals], sums.totals), square.sqrt().to(norm)
+
+    def explain(self) -> AbstractContextManager[None]:
+        return lost_ranks()
+
+
+def ranks_of(model: nn.Module) -> Ranks:
+    """How the model's windows are shared out: over the ranks that its gradients are reduced over."""
+    if (ddp := data_parallel(model)) is not None:
+        return ManyRanks(ddp.process_group)
+    if is_sharded(model):
+        mesh = next(each for each in model.parameters() if each.requires_grad).device_mesh  # type: ignore[attr-defined]
+        return ManyRanks(None, shards=mesh.size(-1))
+    return OneProcess()
+
+
+@contextmanager
+def buffers_unchanged(model: nn.Module) -> Iterator[None]:
+    """A replayed pass must not enter running statistics a second time."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+def _own(objective: Objective, window: Sequence[Batch]) -> Work:
+    samples = sum([samples_in(batch) for batch in window])
+    counts = objective.counts(window)
+    totals = [sum(of_term) for of_term in zip(*counts, strict=True)] or [0.0] * len(objective.terms)
+    passes = [(batch, of_batch) for batch, of_batch in zip(window, counts, strict=True) if any(of_batch)]
+    return Work(passes, len(passes), NOTHING, totals, samples)
+
+
+def _numbers(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

@@ -1,0 +1,122 @@
+"""Collectives of a model's gradients and parameters, counted where they are issued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, cast
+
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gradaccum.engine.wrapping import data_parallel, is_sharded, shard_groups
+from gradaccum.errors import ConfigError
+
+COUNTS = ("sync_calls", "reductions", "reduced_bytes", "gathered_bytes")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What this rank issued so far.
+
+    Attributes:
+        sync_calls: backward passes run with gradient sync enabled, on one process too.
+        reductions: gradient collectives: all-reduces of DDP's buckets, or FSDP2's reduce-scatters.
+        reduced_bytes: bytes of whole gradients that it gave to them.
+        gathered_bytes: bytes of whole parameters that FSDP2 gathered.
+        complete: whether DDP reduced its last bucket since this was last unset; the buckets go in order.
+    """
+
+    sync_calls: int = 0
+    reductions: int = 0
+    reduced_bytes: int = 0
+    gathered_bytes: int = 0
+    complete: bool = True
+
+    def so_far(self) -> tuple[int, int, int, int]:
+        return self.sync_calls, self.reductions, self.reduced_bytes, self.gathered_bytes
+
+    def since(self, before: tuple[int, int, int, int]) -> dict[str, int]:
+        """What was added, by the names of StepResult."""
+        return {name: now - then for name, now, then in zip(COUNTS, self.so_far(), before, strict=True)}
+
+
+def traffic_of(model: nn.Module) -> Traffic:
+    """The model's counts, from when this is first called for it; of collectives there are none on one process.
+
+    Raises:
+        ConfigError: DDP has a communication hook that does not count.
+    """
+    if (ddp := data_parallel(model)) is not None:
+        return _of_ddp(ddp)
+    return _of_shards(model) if is_sharded(model) else Traffic()
+
+
+def counted(hook: Callable[[Any, GradBucket], Any]) -> Callable[[Any, GradBucket], Any]:
+    """A DDP communication hook that also counts: `model.register_comm_hook(state, counted(fp16_compress_hook))`.
+
+    Bytes are those of the gradients before the hook changes them.
+    """
+    traffic = Traffic()
+
+    @wraps(hook)
+    def counting(state: Any, bucket: GradBucket) -> Any:
+        traffic.reductions += 1
+        traffic.reduced_bytes += bucket.buffer().nbytes
+        traffic.complete |= bucket.is_last()
+        return hook(state, bucket)
+
+    cast(Any, counting).traffic = traffic
+    return counting
+
+
+def _of_ddp(ddp: DistributedDataParallel) -> Traffic:
+    if not ddp._comm_hooks:
+        ddp.register_comm_hook(ddp.process_group, counted(allreduce_hook))
+    (hook, _), *_ = ddp._comm_hooks
+    if not isinstance(traffic := getattr(hook, "traffic", None), Traffic):
+        raise ConfigError(
+            f"the model has the communication hook {hook.__name__}, whose reductions would not be counted, and DDP "
+            "takes only one. Register it as counted(hook), from gradaccum."
+        )
+    return traffic
+
+
+def _of_shards(model: nn.Module) -> Traffic:
+    groups = shard_groups(model)
+    traffic = next((each._reduce_scatter_comm.traffic for each in groups if _counts(each)), None) or Traffic()
+    for group in groups:
+        if not _counts(group):
+            group._reduce_scatter_comm = _Reducing(group._reduce_scatter_comm, traffic)
+            group._all_gather_comm = _Gathering(group._all_gather_comm, traffic)
+    return traffic
+
+
+def _counts(group: Any) -> bool:
+    return isinstance(group._reduce_scatter_comm, _Reducing)
+
+
+class _Counting:
+    """An FSDP2 communication method that counts and leaves the rest to the one that was set."""
+
+    def __init__(self, inner: Any, traffic: Traffic) -> None:
+        self.inner, self.traffic = inner, traffic
+
+    def allocate(self, *args: Any, **options: Any) -> Any:
+        return self.inner.allocate(*args, **options)
+
+
+class _Reducing(_Counting):
+    def __call__(self, output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
+        self.traffic.reductions += 1
+        self.traffic.reduced_bytes += input_tensor.nbytes
+        return self.inner(output_tensor, input_tensor, *args, **options)
+
+
+class _Gathering(_Counting):
+    def __call__(self, output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
+        self.traffic.gathered_bytes += output_tensor.nbytes
+        return self.inner(output_tensor, input_tensor, *args, **options)

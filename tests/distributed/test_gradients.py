@@ -1,0 +1,114 @@
+"""Whatever each rank holds of a window, every rank steps as one process would on the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.distributed import models
+from tests.distributed.models import OPTIMIZERS, SHARES, Shares
+from tests.distributed.pool import Pool
+from tests.engine.reference import assert_same, make_batch, make_model, mean_loss
+
+CASES = [(world, shares) for world, choices in SHARES.items() for shares in choices]
+EVERY_SHARE = pytest.mark.parametrize(("world", "shares"), CASES, ids=str)
+WRAPS = pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+WORLDS = pytest.mark.parametrize("world", [2, 3])
+
+
+def one_process(
+    *,
+    optimizer: str = "sgd",
+    num_steps: int = 3,
+    masks: Sequence[int] = (),
+    clip_norm: float | None = None,
+    model: nn.Module | None = None,
+) -> dict[str, Any]:
+    """Plain torch on the whole batch."""
+    model = model or make_model()
+    stepped = OPTIMIZERS[optimizer](model)
+    losses, norms = [], []
+    for _ in range(num_steps):
+        loss = mean_loss(model, models.masked(make_batch(), masks))
+        stepped.zero_grad()
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf")))
+        stepped.step()
+        losses.append(loss.detach())
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return {"losses": losses, "norms": norms, "gradients": gradients, "parameters": models.parameters_of(model)}
+
+
+def assert_as_one(results: Sequence[Any], expected: dict[str, Any]) -> None:
+    """Gradients, parameters, losses and norms are one process's, and the last two the same bits on every rank."""
+    for result in results:
+        assert_same(given(result["gradients"]), given(expected["gradients"]))
+        assert_same(given(result["parameters"]), given(expected["parameters"]))
+        assert_same([step["loss"] for step in result["steps"]], expected["losses"])
+        assert_same([step["grad_norm"] for step in result["steps"]], expected["norms"])
+        for step, first in zip(result["steps"], results[0]["steps"], strict=True):
+            assert torch.equal(step["loss"], first["loss"])
+            assert torch.equal(step["grad_norm"], first["grad_norm"])
+
+
+def given(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+@EVERY_SHARE
+@WRAPS
+@pytest.mark.parametrize("sync", ["last", "every"])
+def test_ranks_step_as_one_process_on_the_full_batch(
+    ranks: Pool, world: int, shares: Shares, wrap: str, sync: str
+) -> None:
+    results = ranks(world, models.train_shares, wrap, shares, sync=sync)
+    assert_as_one(results, one_process())
+    for result in results:
+        assert [(step["count"], step["samples"], step["applied"]) for step in result["steps"]] == [(12, 12, True)] * 3
+
+
+@WORLDS
+@WRAPS
+def test_adamw_keeps_the_same_moments_on_ranks(ranks: Pool, world: int, wrap: str) -> None:
+    assert_as_one(
+        ranks(world, models.train_shares, wrap, SHARES[world][1], optimizer="adamw"), one_process(optimizer="adamw")
+    )
+
+
+@WORLDS
+@WRAPS
+@pytest.mark.parametrize("masks", [[0, 1, 2, 3], [5, 6, 7, 8, 9, 10, 11], range(5)], ids=str)
+def test_unequal_counts_divide_by_the_targets_of_all_ranks(
+    ranks: Pool, world: int, wrap: str, masks: Sequence[int]
+) -> None:
+    """Averaging the ranks' own means would weigh a rank with 2 targets as much as one with 7."""
+    results = ranks(world, models.train_shares, wrap, SHARES[world][1], masks=masks)
+    assert_as_one(results, one_process(masks=masks))
+    assert results[0]["steps"][0]["count"] == 12 - len(masks)
+
+
+@WORLDS
+@WRAPS
+@pytest.mark.parametrize("clip_norm", [1e-3, 0.1, 1e3])
+def test_the_global_norm_is_clipped_once(ranks: Pool, world: int, wrap: str, clip_norm: float) -> None:
+    results = ranks(world, models.train_shares, wrap, SHARES[world][1], clip_norm=clip_norm)
+    assert_as_one(results, one_process(clip_norm=clip_norm))
+
+
+@pytest.mark.parametrize("shares", SHARES[2], ids=str)
+def test_replicas_of_shards_count_every_gradient_once(ranks: Pool, shares: Shares) -> None:
+    assert_as_one(ranks(2, models.train_shares, "hsdp", shares, clip_norm=0.1), one_process(clip_norm=0.1))
+
+
+@WORLDS
+def test_keeping_parameters_gathered_changes_no_gradient_and_saves_gathers(ranks: Pool, world: int) -> None:
+    shares = {2: [[1, 1, 1], [9]], 3: [[1, 1, 1], [8], [1]]}[world]
+    gathered = {}
+    for keep in (True, False):
+        results = ranks(world, models.train_shares, "fsdp2", shares, keep_gathered=keep)
+        gathered[keep] = results[0]["steps"][1]["gathered_bytes"]
+    assert gathered[True] < gathered[False]
