@@ -36,8 +36,12 @@ class Mutant:
 ACCUMULATOR, PRECISION, STEP_RESULT = (
     f"src/gradaccum/engine/{name}.py" for name in ("accumulator", "precision", "step_result")
 )
-OBJECTIVE, BATCHING, FITTING = (f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching", "fitting"))
+OBJECTIVE, BATCHING, FITTING, RANKS = (
+    f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching", "fitting", "ranks")
+)
 STEPS, PRECISIONS, FITS = (f"tests/engine/test_{name}.py" for name in ("accumulator", "precision", "fitting"))
+
+ONE_MICRO_BATCH_DONE = "            losses.append(list(map(Tensor.detach, sums)))\n"
 
 HARMLESS = Mutant(
     "nothing is broken",
@@ -57,23 +61,23 @@ MUTANTS = [
     ),
     Mutant(
         "the loss is divided by the number of micro-batches",
-        ACCUMULATOR,
+        RANKS,
         "totals = [sum(of_term) for of_term in zip(*counts, strict=True)]",
-        "totals = [float(len(window)) for _ in self.objective.terms]",
+        "totals = [float(len(window)) for _ in objective.terms]",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "a mean of means",
         ACCUMULATOR,
         "torch.autograd.backward(sums, seeds)",
-        "torch.autograd.backward(sums, [seed * totals[0] / len(window) / of_batch[0] for seed in seeds])",
+        "torch.autograd.backward(sums, [seed * work.totals[0] / len(work.passes) / of_batch[0] for seed in seeds])",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "the short last window is divided by the longest one's count",
-        ACCUMULATOR,
+        RANKS,
         "totals = [sum(of_term) for of_term in zip(*counts, strict=True)]",
-        "totals = self._t = [max(a, sum(b)) for a, b in zip(getattr(self, '_t', [0]), zip(*counts))]",
+        "totals = objective.__dict__['t'] = [max(objective.__dict__.get('t', [0])[0], sum(c[0] for c in counts))]",
         f"{STEPS}::test_a_last_short_window_is_divided_by_its_own_count_and_leaks_nothing",
     ),
     Mutant(
@@ -100,53 +104,52 @@ MUTANTS = [
     Mutant(
         "the reported loss is divided by N as well",
         STEP_RESULT,
-        "torch.stack(losses).sum()) / total",
-        "torch.stack(losses).sum()) / total / len(losses)",
+        "return self.sum(term) / total if",
+        "return self.sum(term) / total / len(self.losses) if",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "each micro-batch is clipped",
         ACCUMULATOR,
-        "            self._gradients.absorb()\n",
-        "            self._gradients.absorb()\n"
-        "            g = self._gradients.whole()\n"
+        ONE_MICRO_BATCH_DONE,
+        ONE_MICRO_BATCH_DONE + "            g = self._gradients.whole()\n"
         "            self.clip_norm and gradients.clip(g, gradients.global_norm(g), self.clip_norm)\n",
         f"{STEPS}::test_the_whole_windows_gradient_is_clipped_once",
     ),
     Mutant(
         "the clip comes before the unscale",
         ACCUMULATOR,
-        "gradients.scale(whole, 1 / self.loss_scale.value)",
-        "gradients.clip(whole, gradients.global_norm(whole), self.clip_norm or 1e30);"
-        " gradients.scale(whole, 1 / self.loss_scale.value)",
+        "gradients.scale(found, 1 / self.loss_scale.value)",
+        "gradients.clip(found, gradients.global_norm(found), self.clip_norm or 1e30);"
+        " gradients.scale(found, 1 / self.loss_scale.value)",
         f"{PRECISIONS}::test_the_loss_scale_is_taken_out_once_before_the_clip",
     ),
     Mutant(
         "gradients are unscaled twice",
         ACCUMULATOR,
-        "gradients.scale(whole, 1 / self.loss_scale.value)",
-        "gradients.scale(whole, 1 / self.loss_scale.value**2)",
+        "gradients.scale(found, 1 / self.loss_scale.value)",
+        "gradients.scale(found, 1 / self.loss_scale.value**2)",
         f"{PRECISIONS}::test_the_loss_scale_is_taken_out_once_before_the_clip",
     ),
     Mutant(
         "the scheduler ticks every micro-batch",
         ACCUMULATOR,
-        "            self._gradients.absorb()\n",
-        "            self._gradients.absorb()\n            self.scheduler and self.scheduler.step()\n",
+        ONE_MICRO_BATCH_DONE,
+        ONE_MICRO_BATCH_DONE + "            self.scheduler and self.scheduler.step()\n",
         f"{STEPS}::test_a_warm_up_of_ten_steps_takes_ten_windows",
     ),
     Mutant(
         "weights are averaged every micro-batch",
         ACCUMULATOR,
-        "            self._gradients.absorb()\n",
-        "            self._gradients.absorb()\n            [callback(self.model) for callback in self.after_step]\n",
+        ONE_MICRO_BATCH_DONE,
+        ONE_MICRO_BATCH_DONE + "            [callback(self.model) for callback in self.after_step]\n",
         f"{STEPS}::test_callbacks_run_once_a_step_and_see_the_weights_after_it",
     ),
     Mutant(
         "weights are averaged before the step",
         ACCUMULATOR,
-        "            samples = sum(",
-        "            [callback(self.model) for callback in self.after_step]\n            samples = sum(",
+        "            work = self._ranks.share(",
+        "            [callback(self.model) for callback in self.after_step]\n            work = self._ranks.share(",
         f"{STEPS}::test_callbacks_run_once_a_step_and_see_the_weights_after_it",
     ),
     Mutant(
@@ -166,8 +169,8 @@ MUTANTS = [
     Mutant(
         "an exception leaves gradients behind",
         ACCUMULATOR,
-        "        except BaseException:\n            self._gradients.clear()\n            raise\n",
-        "        finally:\n            pass\n",
+        "            self._gradients.clear()\n            forget(self.model)\n",
+        "            forget(self.model)\n",
         "tests/engine/test_interrupted.py::test_an_interrupted_window_changes_nothing_and_the_next_is_clean",
     ),
     Mutant(
@@ -215,15 +218,15 @@ MUTANTS = [
     Mutant(
         "every backward syncs",
         ACCUMULATOR,
-        'synced = index == last or self.sync == "every"',
-        "synced = True",
+        'synced = number == work.all_passes or self.sync == "every"\n            with self._syncing',
+        "synced = True\n            with self._syncing",
         f"{STEPS}::test_a_step_reports_its_window",
     ),
     Mutant(
         "backward runs under autocast",
         ACCUMULATOR,
-        "with gradient_sync(self.model, enabled=synced):",
-        "with gradient_sync(self.model, enabled=synced), autocast(self.precision, self._gradients.device):",
+        "            with self._syncing(synced):",
+        "            with self._syncing(synced), torch.autocast('cpu', torch.bfloat16):",
         f"{PRECISIONS}::test_forward_and_loss_run_under_autocast_and_backward_does_not",
     ),
     Mutant(
@@ -232,6 +235,13 @@ MUTANTS = [
         '    set_random_state(state["random"])\n',
         "",
         "tests/engine/test_state.py::test_a_run_resumed_in_a_new_process_continues_bit_for_bit",
+    ),
+    Mutant(
+        "a window starts from the seed of the first one",
+        "src/gradaccum/engine/seeds.py",
+        "if wanted != self._made_for:",
+        "if not self._made:",
+        f"{STEPS}::test_a_last_short_window_is_divided_by_its_own_count_and_leaks_nothing",
     ),
     Mutant(
         "windows leave out the last short one",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from itertools import compress
 from typing import Any, Literal
 
@@ -15,11 +14,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from gradaccum.engine import gradients, preflight, wrapping
 from gradaccum.engine.batching import Batch, split
 from gradaccum.engine.fitting import Fitting
-from gradaccum.engine.gradient_sync import forget, gradient_sync
+from gradaccum.engine.gradient_sync import forget, syncing
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.observer import NoObserver, Note, Observer
 from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
 from gradaccum.engine.ranks import Work, buffers_unchanged, ranks_of
+from gradaccum.engine.seeds import Seeds
 from gradaccum.engine.state import restore, state_of
 from gradaccum.engine.step_result import LossSums, StepResult, weighted_sum
 from gradaccum.engine.traffic import traffic_of
@@ -85,9 +85,8 @@ class Accumulator:
         preflight.require_one_count(observer, objective)
         wrapping.require_spread(model, optimizer, observer=observer, wide=accum_dtype or master_weights, sync=sync)
         self._ranks, self._traffic = ranks_of(model), traffic_of(model)
-        self.model = model
-        self.optimizer = optimizer
-        self.objective = objective
+        self._syncing = syncing(model, keep_gathered=keep_gathered)
+        self.model, self.optimizer, self.objective = model, optimizer, objective
         self.scheduler = scheduler
         self.clip_norm = clip_norm
         self.sync = sync
@@ -99,7 +98,7 @@ class Accumulator:
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
-        self._fitting = Fitting()
+        self._fitting, self._seeds = Fitting(), Seeds()
         self._in_window = self._looked = False
 
     def step(self, window: Sequence[Batch]) -> StepResult:
@@ -166,39 +165,37 @@ class Accumulator:
     def _accumulate(self, work: Work, note: Note) -> LossSums:
         """Forward and backward of every micro-batch that has targets; returns this rank's loss sums."""
         shares = self._shares(work.totals)
-        computing = autocast(self.precision, self._gradients.device)
+        loss_sums = autocast(self.precision, self._gradients.device, self.objective.loss_sums)
         seeds: list[Tensor] = []
         losses: list[list[Tensor]] = []
         for number, (batch, of_batch) in enumerate(work.passes, start=1):
-            with self._sync(last=number == work.all_passes):
-                with computing:
-                    sums = self.objective.loss_sums(self.model, batch)
+            synced = number == work.all_passes or self.sync == "every"
+            with self._syncing(synced):
+                sums = loss_sums(self.model, batch)
                 if not seeds:
-                    seeds = self._seeds(sums, shares)
+                    self._look_once(sums)
+                    seeds = self._seeds.of(sums, shares)
                 if all(of_batch):
                     torch.autograd.backward(sums, seeds)
                 else:
                     torch.autograd.backward(list(compress(sums, of_batch)), list(compress(seeds, of_batch)))
             note(of_batch[0], shares[0])
             self._gradients.absorb()
-            losses.append([loss.detach() for loss in sums])
+            losses.append(list(map(Tensor.detach, sums)))
+            self._traffic.sync_calls += synced
         return LossSums(losses, [of_batch for _, of_batch in work.passes], work.totals)
 
     def _replay(self, work: Work) -> None:
         """Passes that add nothing, so that this rank takes part in as many as the others."""
         for number in range(len(work.passes) + 1, work.all_passes + 1):
-            with buffers_unchanged(self.model), self._sync(last=number == work.all_passes):
+            synced = number == work.all_passes or self.sync == "every"
+            with buffers_unchanged(self.model), self._syncing(synced):
                 batch, of_batch = work.replayed
-                with autocast(self.precision, self._gradients.device):
-                    sums = self.objective.loss_sums(self.model, batch)
+                sums = autocast(self.precision, self._gradients.device, self.objective.loss_sums)(self.model, batch)
                 live = list(compress(sums, of_batch)) or sums
                 torch.autograd.backward(live, [torch.zeros_like(loss) for loss in live])
             self._gradients.absorb()
-
-    def _sync(self, *, last: bool) -> AbstractContextManager[None]:
-        synced = last or self.sync == "every"
-        self._traffic.sync_calls += synced
-        return gradient_sync(self.model, enabled=synced, keep_gathered=self.keep_gathered)
+            self._traffic.sync_calls += synced
 
     def _shares(self, totals: Sequence[float]) -> list[float]:
         """What each term's loss sum is multiplied by; reduction means over ranks, and what is wanted is the sum."""
@@ -206,12 +203,10 @@ class Accumulator:
         weights = self.objective.terms.values()
         return [scale * weight / total if total else 0.0 for weight, total in zip(weights, totals, strict=True)]
 
-    def _seeds(self, sums: Sequence[Tensor], shares: Sequence[float]) -> list[Tensor]:
-        """What backward starts from: as its seed, a share scales the loss without a division node."""
+    def _look_once(self, sums: Sequence[Tensor]) -> None:
         if not self._looked:
             self._looked = True
             preflight.meet_reentrant_checkpoints(sums, several_ranks=self._ranks.world_size > 1)
-        return [loss_sum.new_full((), share) for loss_sum, share in zip(sums, shares, strict=True)]
 
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
         if not any(totals):

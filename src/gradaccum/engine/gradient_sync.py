@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -29,11 +29,17 @@ def gradient_sync(model: nn.Module, *, enabled: bool, keep_gathered: bool = Fals
         keep_gathered: FSDP2's parameters stay whole from a pass without sync to the next: fewer gathers, for the memory
             of all parameters.
     """
+    return syncing(model, keep_gathered=keep_gathered)(enabled)
+
+
+def syncing(model: nn.Module, *, keep_gathered: bool) -> Callable[[bool], AbstractContextManager[None]]:
+    """`gradient_sync` of one model, as a function of `enabled`: how the model is spread is asked only once."""
     if (ddp := data_parallel(model)) is not None:
-        return _reducing_all(ddp) if enabled else ddp.no_sync()
+        return lambda enabled: _reducing_all(ddp) if enabled else ddp.no_sync()
     if is_sharded(model):
-        return _sharded_sync(uncompiled(model), enabled=enabled, reshard=enabled or not keep_gathered)
-    return _NOTHING_TO_REDUCE
+        inner = uncompiled(model)
+        return lambda enabled: _sharded_sync(inner, enabled=enabled, reshard=enabled or not keep_gathered)
+    return lambda _: _NOTHING_TO_REDUCE
 
 
 def forget(model: nn.Module) -> None:

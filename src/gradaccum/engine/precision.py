@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,17 @@ from gradaccum.engine import gradients
 Precision = Literal["float32", "bf16", "fp16"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_AS_IS = nullcontext()
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """The context for forward and loss of one micro-batch; backward runs outside, in the types that forward chose."""
-    return torch.autocast(device.type, _AUTOCAST[precision]) if precision in _AUTOCAST else _AS_IS
+Computation = TypeVar("Computation", bound=Callable[..., object])
+
+
+def autocast(precision: Precision, device: torch.device, compute: Computation) -> Computation:
+    """Forward and loss of a micro-batch in a precision; backward runs outside, in the types that forward chose."""
+    if precision == "float32":
+        return compute
+    narrow: Computation = torch.autocast(device.type, _AUTOCAST[precision])(compute)
+    return narrow
 
 
 def master_weights(model: nn.Module) -> list[nn.Parameter]:
