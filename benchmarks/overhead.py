@@ -93,8 +93,8 @@ def main(accum_steps: Sequence[int] = ACCUM_STEPS) -> None:
     torch.set_num_threads(1)
     own = {"engine": (engine, True), "bare, same fused AdamW": (bare, True), "bare, default AdamW": (bare, False)}
     everybody = {**own, **peers()}
-    small = {n: timings(tiny_mlp, n, everybody, budget=128, rounds=40) for n in accum_steps}
-    large = {n: timings(transformer, n, own, budget=4, rounds=8) for n in accum_steps if n <= 4}
+    small = {n: timings(tiny_mlp, n, everybody, budget=64, rounds=15) for n in accum_steps}
+    large = {n: timings(transformer, n, own, budget=2, rounds=4) for n in accum_steps if n <= 4}
     text = page(
         {"MLP 64-128-128-16, micro-batches of 4": small, "4-layer transformer, d=128, T=128, micro-batches of 8": large}
     )
