@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: repro test check ui server docs lock install
+.PHONY: repro test check ui server docs lock install mutants
 
 repro: install  ## the pipeline
 	$(RUN) dvc repro
 
 test: install  ## the whole test suite
 	$(RUN) pytest -n 2 --dist loadfile
+
+mutants: install  ## break the engine in small ways, each of which a named test must notice
+	$(RUN) python tests/mutants.py
 
 check: install  ## format, lint, types, import arrows
 	$(RUN) ruff format --check .
