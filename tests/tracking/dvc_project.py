@@ -121,7 +121,7 @@ class Project:
     def run(self, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         changes = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(SOURCE)}
         env = os.environ | changes | {"GRADACCUM_TRACKING": "strict"} | self._tracking() | environment
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, env=env, timeout=120, check=False)
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, env=env, timeout=300, check=False)
         assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -190,7 +190,7 @@ def make_project(root: Path) -> Project:
     return project
 
 
-def wait_until(happened: Callable[[], bool], *, seconds: float = 90) -> None:
+def wait_until(happened: Callable[[], bool], *, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -43,6 +43,8 @@ def agree(store: Store, pipeline: Pipeline) -> Agreement:
 
 
 class Agreeing:
+    """One pass over the pipeline's stages, then its state."""
+
     def __init__(self, client: MlflowClient, store: Store, pipeline: Pipeline) -> None:
         self.client = client
         self.store = store

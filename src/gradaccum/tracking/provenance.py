@@ -49,8 +49,9 @@ def is_gone(tags: Mapping[str, str]) -> bool:
     """Whether the process that the tags name, on this host, has ended."""
     try:
         process = psutil.Process(int(tags["process.pid"]))
-        started = abs(process.create_time() - float(tags["process.started"])) < 1
-        return not started or process.status() == psutil.STATUS_ZOMBIE
+        # A minute: setting the system's clock moves the time at which a process is said to have started.
+        same = abs(process.create_time() - float(tags["process.started"])) < 60
+        return not same or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 

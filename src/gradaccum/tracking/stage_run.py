@@ -50,9 +50,12 @@ class StageRun:
         files: dict[str, bytes | Path] = {path.name: path for path in artifacts}
         files |= {f"figures/{name}": png for name, png in (figures or {}).items()}
         made = results_digest({path.name: md5(path) for path in artifacts})
-        self._write("take the results", lambda journal: _log(journal, outcome, files, digest_of_results=made))
-        if self._journal and self._patience and not self._patience.lost:
-            remember_run(self.stage, self._journal.run_id, store=self._store, results=made)
+
+        def write(journal: Journal) -> None:
+            _log(journal, outcome, files, digest_of_results=made)
+            remember_run(self.stage, journal.run_id, store=self._store, results=made)
+
+        self._write("take the results", write)
 
     def end(self, status: str) -> None:
         self._write("end the run", lambda journal: journal.end(status))
