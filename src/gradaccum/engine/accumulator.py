@@ -99,8 +99,7 @@ class Accumulator:
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
-        self._fitting = Fitting()
-        self._in_window = self._looked = False
+        self._fitting, self._in_window, self._looked = Fitting(), False, False
 
     def step(self, window: Sequence[Batch]) -> StepResult:
         """Forward and backward over every micro-batch of the window, then one optimizer step.
