@@ -65,8 +65,8 @@ def predict(bench: Bench, window: Window, *, device: str | None = None) -> Peak:
     except DynamicOutputShapeException as error:
         raise ConfigError(
             f"the memory of workload {bench.workload.name!r} cannot be predicted, because the size of a tensor depends "
-            f"on the values of others ({error}). Avoid that (multiply by a mask instead of indexing by it), or find what "
-            "fits by running: gradaccum.fit_micro_batch."
+            f"on the values of others ({error}). Avoid that (multiply by a mask instead of indexing by it), or find "
+            "what fits by running: gradaccum.fit_micro_batch."
         ) from error
 
 
