@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -62,6 +64,16 @@ def test_what_cannot_be_planned_is_said_without_a_traceback(project: Path, optio
     assert result.exit_code == 1
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "options", re.findall(r"^gradaccum plan (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+)
+def test_what_readme_shows_runs(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = plan(*shlex.split(options))
+    assert result.exit_code == 0, result.output
+    assert "Set micro_batch=" in result.output
 
 
 def test_help_imports_neither_torch_nor_mlflow_nor_pydantic() -> None:

@@ -18,7 +18,14 @@ ROOT = Path(__file__).parents[2]
 SMALL: dict[str, dict[str, Any]] = {
     "equivalence": {"effective_batch": 8, "accum_steps": [1, 4], "cuts": [[5, 3]]},
     "ablation": {"effective_batch": 8, "accum_steps": [2, 4], "num_steps": 3},
-    "throughput": {"accum_steps": [1, 2, 8], "num_steps": 4, "repeats": 2},
+    "throughput": {
+        "accum_steps": [1, 2, 8],
+        "num_steps": 4,
+        "frontier": {"effective_batch": 16, "micro_batch": [1, 4, 16], "num_steps": 2},
+        "repeats": 2,
+    },
+    "memory": {"micro_batch": [1, 16], "accum_steps": [1, 3], "budget_bytes": 2**20},
+    "plan": {"target_effective_batch": 16},
     "efficiency": {"accum_steps": [1, 2, 8], "samples": 64, "seeds": [1, 2, 3]},
     "scaling": {
         "seeds": [1, 2, 3],

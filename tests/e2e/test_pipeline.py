@@ -16,7 +16,7 @@ from tests.e2e.clone import Clone, clone_working_tree
 
 pytestmark = pytest.mark.e2e
 
-MEASURING = ("equivalence", "ablation", "throughput", "efficiency", "scaling")
+MEASURING = ("equivalence", "ablation", "throughput", "memory", "plan", "efficiency", "scaling")
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +126,14 @@ def test_changing_how_files_are_written_changes_no_measurement(unchanged: Clone)
 
 def test_an_experiment_runs_what_depends_on_its_change_and_can_be_compared(unchanged: Clone) -> None:
     done = unchanged.run("dvc", "exp", "run", "--set-param", "throughput.micro_batch=8", "--name", "wide")
-    assert stages_run(done.stdout) == ["environment", "throughput", "report", "track"]
+    assert stages_run(done.stdout) == ["environment", "throughput", "plan", "report", "track"]
     assert re.search(r"throughput\.micro_batch\s+4\s+8", unchanged.run("dvc", "params", "diff").stdout)
     assert re.search(r"peak_samples_per_sec\s+[\d.]+\s+[\d.]+", unchanged.run("dvc", "metrics", "diff").stdout)
     plots = unchanged.run("dvc", "plots", "diff", "--json", "HEAD", "wide").stdout
-    assert all(f'"{name}"' in plots for name in ("throughput", "step-time", "equivalence", "ablation"))
+    assert all(
+        f'"{name}"' in plots
+        for name in ("throughput", "step-time", "frontier", "memory", "plan", "equivalence", "ablation")
+    )
     assert '"rev": "wide"' in plots
     assert "wide" in unchanged.run("dvc", "exp", "show", "--md").stdout
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gradaccum import Accumulator, BatchError, BatchPlan, ConfigError, Objective, fit_micro_batch
 from gradaccum.engine.fitting import is_out_of_memory
+from gradaccum.engine.observer import NoObserver
 from gradaccum.engine.random_state import random_state
 
 SAMPLES = 24
@@ -57,6 +58,16 @@ def made(most: int = SAMPLES, **options: Any) -> Accumulator:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     return Accumulator(model, optimizer, Objective.classification(), scheduler=scheduler, **options)
+
+
+class Watching(NoObserver):
+    """Notes every window whose gradient it is shown."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def finish(self, grad_norm: Tensor, count: float) -> None:
+        self.seen.append(1)
 
 
 def batches(number: int, samples: int = SAMPLES) -> list[tuple[Tensor, Tensor]]:
@@ -172,14 +183,14 @@ def test_ranks_multiply_the_effective_batch() -> None:
 @pytest.mark.parametrize("steps_before", [0, 3])
 def test_trials_leave_everything_to_the_last_bit_as_it_was(steps_before: int) -> None:
     called: list[int] = []
-    accumulator = made(7, after_step=[lambda model: called.append(1)])
+    accumulator = made(7, after_step=[lambda model: called.append(1)], observer=Watching(called))
     for batch in batches(steps_before):
         accumulator.step_batch(batch, 6)
     torch.rand(3)
     before = whole_state(accumulator)
     fit_micro_batch(accumulator, batches(1)[0])
     assert_same_bits(before, whole_state(accumulator))
-    assert len(called) == steps_before
+    assert len(called) == 2 * steps_before
 
 
 def test_nothing_that_fits_is_refused_and_leaves_everything_as_it_was() -> None:

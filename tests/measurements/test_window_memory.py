@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gradaccum import Objective
+from gradaccum import ConfigError, Objective
 from gradaccum.measurements import window_memory
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.process_memory import ProcessPeak, give_freed_memory_back
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.window_memory import Precision, Window, observe, on_device, predict, sample_batch
 
-MODELS = ["digits", "digits_cnn", "dictionary", "definitions", "tests.own_workload:regression"]
+MODELS = ["digits", "digits_cnn", "dictionary", "definitions", "contrastive", "tests.own_workload:regression"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -132,6 +132,30 @@ def test_another_device_rounds_as_its_allocator_does(setup: Setup) -> None:
     assert there.by_kind["parameters"] == sum(-(-4 * size // 512) * 512 for size in (8192, 128, 16384, 128, 1280, 10))
 
 
+def test_a_model_that_reads_a_number_is_predicted(setup: Setup) -> None:
+    bench = Bench.prepare(setup)
+    right = bench.workload.objective
+
+    def curious(model: nn.Module, batch: object) -> torch.Tensor:
+        loss: torch.Tensor = right.loss_sum(model, batch)
+        return loss if loss.item() > 0 else -loss
+
+    object.__setattr__(bench.workload, "objective", Objective(curious, right.count))
+    plain = predict(Bench.prepare(setup), Window(4, 2, setup.optimizers.sgd))
+    assert predict(bench, Window(4, 2, setup.optimizers.sgd)) == plain
+
+
+def test_a_size_that_depends_on_values_is_refused(setup: Setup) -> None:
+    bench = Bench.prepare(setup)
+    object.__setattr__(
+        bench.workload,
+        "objective",
+        Objective(lambda model, batch: model(batch[0])[batch[1] > 4].sum(), lambda batch: len(batch[0])),
+    )
+    with pytest.raises(ConfigError, match=r"'digits' cannot be predicted, because .* gradaccum\.fit_micro_batch"):
+        predict(bench, Window(4, 2, setup.optimizers.sgd))
+
+
 def test_samples_past_the_end_of_the_data_are_taken_again(setup: Setup) -> None:
     inputs, labels = sample_batch(Bench.prepare(setup), 2000)
     assert inputs.shape == (2000, 64)
@@ -168,7 +192,8 @@ def test_two_windows_are_enough_to_see_the_optimizer_s_state_beside_the_activati
 ) -> None:
     bench = Bench.prepare(setup)
     peaks = {}
+    predicted = predict(bench, Window(4096, 2, setup.optimizers.adamw)).total
     for count in (1, 2, 4):
         monkeypatch.setattr(window_memory, "WINDOWS", count)
         peaks[count] = predict(bench, Window(4096, 2, setup.optimizers.adamw)).total
-    assert peaks[1] < peaks[2] == peaks[4]
+    assert peaks[1] < peaks[2] == peaks[4] == predicted

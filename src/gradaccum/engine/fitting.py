@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradaccum.engine.batching import Batch, BatchPlan, batch_size, split
+from gradaccum.engine.observer import NoObserver
 from gradaccum.engine.random_state import random_state, set_random_state
 from gradaccum.engine.step_result import StepResult
 from gradaccum.errors import BatchError, ConfigError
@@ -126,13 +127,14 @@ def _runs(accumulator: Accumulator, window: Sequence[Batch]) -> bool:
 
 @contextmanager
 def _undone(accumulator: Accumulator) -> Iterator[None]:
-    """Put back everything that the steps inside change; `after_step` is not called for them."""
+    """Put back everything that the steps inside change; neither `after_step` nor the observer learns of them."""
     model, stepped = accumulator.model, accumulator.optimizer.param_groups
     parameters = list(dict.fromkeys(chain(model.parameters(), *(group["params"] for group in stepped))))
     tensors = [*parameters, *model.buffers()]
     held, state = _on_host(tensors), _on_host(accumulator.state_dict())
     gradients = [parameter.grad for parameter in parameters]
     after_step, accumulator.after_step = accumulator.after_step, ()
+    observer, accumulator.observer = accumulator.observer, NoObserver()
     try:
         yield
     finally:
@@ -141,7 +143,7 @@ def _undone(accumulator: Accumulator) -> Iterator[None]:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         accumulator.load_state_dict(state)
-        accumulator.after_step = after_step
+        accumulator.after_step, accumulator.observer = after_step, observer
 
 
 def _on_host(state: Any) -> Any:

@@ -39,6 +39,15 @@ class Peak:
         return sum(self.by_kind.values())
 
 
+class OneForEveryNumber(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers 1 where a number is read out of a tensor: on fake tensors, which have none, the program goes on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
+
+
 class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows every storage that comes out of an operation while the mode is on, each counted once, until it is freed.
 

@@ -8,16 +8,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.optim import Optimizer
 
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch, map_tensors, tensors_of
 from gradaccum.engine.objective import Objective
+from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench, make_optimizer
 from gradaccum.measurements.process_memory import DevicePeak, ProcessPeak, give_freed_memory_back
 from gradaccum.measurements.setup import SGD, AdamW, Setup
-from gradaccum.measurements.tally import CUDA_BLOCK, Peak, Tally
+from gradaccum.measurements.tally import CUDA_BLOCK, OneForEveryNumber, Peak, Tally
 
 WINDOWS = 2
 """The first window makes the optimizer's state, the second runs beside it: no later one needs more."""
@@ -53,10 +54,20 @@ def predict(bench: Bench, window: Window, *, device: str | None = None) -> Peak:
     Args:
         device: where it would run, by default the bench's. For one that is not here, the operations are this one's, and
             sizes are rounded as the other's allocator rounds them. What kernels take for themselves is not known.
+
+    Raises:
+        ConfigError: a tensor's size depends on values.
     """
     batch = sample_batch(bench, window.micro_batch)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return _tallied(bench, batch, window, block=_block(device or bench.device.type))
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), OneForEveryNumber():  # type: ignore[no-untyped-call]
+            return _tallied(bench, batch, window, block=_block(device or bench.device.type))
+    except DynamicOutputShapeException as error:
+        raise ConfigError(
+            f"the memory of workload {bench.workload.name!r} cannot be predicted, because the size of a tensor depends "
+            f"on the values of others ({error}). Avoid that (multiply by a mask instead of indexing by it), or find "
+            "what fits by running: gradaccum.fit_micro_batch."
+        ) from error
 
 
 def observe(setup: Setup, window: Window) -> Seen:
