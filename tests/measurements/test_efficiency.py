@@ -239,6 +239,12 @@ def test_an_arm_in_which_a_seed_failed_is_worse_however_well_the_others_did() ->
     assert outcome_of(comparison).metrics["worse_from_failed_runs"] == 1
 
 
+def test_a_run_that_ends_worse_than_it_began_has_failed() -> None:
+    comparison = compared(b4=[0.2, 0.2, 0.2], b8=[0.1, 0.1, 2.5])
+    assert [result.failed_runs for result in comparison.results] == [0, 1]
+    assert comparison.worse_from == 8
+
+
 def test_the_target_is_what_the_best_arm_ends_with_up_to_its_interval() -> None:
     comparison = compared(b4=[0.4, 0.5, 0.6], b8=[0.9, 1.0, 1.1])
     assert comparison.target_loss == pytest.approx(0.5 + 4.302653 * 0.1 / 3**0.5)
