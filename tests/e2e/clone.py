@@ -29,6 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "efficiency": {"accum_steps": [1, 2, 8], "samples": 64, "seeds": [1, 2, 3]},
     "scaling": {
         "seeds": [1, 2, 3],
+        "decay": "linear",
         "linear": {"micro_batch": 8, "accum_steps": [1, 2], "samples": 32, "base_lr": 0.05, "warmup_fraction": 0.5},
         "half_life": {"micro_batch": 8, "accum_steps": [1, 2], "samples": 32, "base_lr": 1e-3, "base_beta2": 0.95},
     },

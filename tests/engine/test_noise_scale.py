@@ -1,12 +1,7 @@
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +13,6 @@ from gradaccum.engine.batching import split
 from gradaccum.engine.noise_scale import NoiseScale, WindowNoise, estimate
 from gradaccum.engine.objective import Objective
 from gradaccum.errors import BatchError, ConfigError
-from tests.engine import two_ranks
 
 CUTS = [[4, 4, 4, 4], [5, 4, 3, 4], [1, 15], [2, 3, 11], [1] * 16]
 
@@ -284,23 +278,3 @@ def test_a_loss_of_named_terms_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="the terms near, each with a count and weight of its own"):
         frozen(Mean(7), NoiseScale(), terms)
-
-
-@pytest.mark.distributed
-def test_ranks_add_up_to_one_window_over_all_their_micro_batches(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("two_ranks.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), "2", tmp_path / "store", tmp_path / f"{rank}.json"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert seen[0] == seen[1]
-    for window, found in enumerate(seen[0]):
-        gradients = per_sample_gradients(Mean(two_ranks.FEATURES), two_ranks.samples(window))
-        expected = by_hand(gradients, [size for cut in two_ranks.CUTS for size in cut if size])
-        assert (found["trace"], found["grad_sq_norm"]) == pytest.approx(expected)
-        assert found["weight"] == 3

@@ -34,6 +34,7 @@ def config(**changes: Any) -> Config:
         "base_effective_batch": 8,
         "scaling": "linear",
         "warmup_fraction": 0.5,
+        "decay": "none",
         "beta2_rule": "fixed",
     }
     return Config(**{**given, **changes})
@@ -155,12 +156,19 @@ def test_warm_up_counts_samples_whatever_the_effective_batch(setup: Setup) -> No
     arms = [make_arm(config(), setup, steps) for steps in (4, 8)]
     for samples, share in ((0, 0.0), (64, 0.5), (128, 1.0), (256, 1.0)):
         for each in arms:
-            lr = each.settings.lr * lr_factor(each, samples // each.plan.effective_batch)
+            lr = each.settings.lr * lr_factor(each, 256, samples // each.plan.effective_batch)
             assert lr == pytest.approx(0.05 + share * (each.settings.lr - 0.05))
 
 
 def test_an_arm_below_the_base_needs_no_warm_up(setup: Setup) -> None:
-    assert lr_factor(make_arm(config(), setup, 1), 0) == 1.0
+    assert lr_factor(make_arm(config(), setup, 1), 256, 0) == 1.0
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_decay_reaches_zero_at_the_last_sample_in_every_arm(setup: Setup, steps: int) -> None:
+    each = make_arm(config(decay="linear", warmup_fraction=0.0), setup, steps)
+    shares = [lr_factor(each, 256, samples // each.plan.effective_batch) for samples in (0, 64, 192, 256)]
+    assert shares == [1.0, 0.75, 0.25, 0.0]
 
 
 def test_the_learning_rate_rises_once_an_applied_step(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
@@ -237,6 +245,12 @@ def test_an_arm_in_which_a_seed_failed_is_worse_however_well_the_others_did() ->
     assert comparison.best.effective_batch == 4
     assert comparison.worse_from == 8
     assert outcome_of(comparison).metrics["worse_from_failed_runs"] == 1
+
+
+def test_a_run_that_ends_worse_than_it_began_has_failed() -> None:
+    comparison = compared(b4=[0.2, 0.2, 0.2], b8=[0.1, 0.1, 2.5])
+    assert [result.failed_runs for result in comparison.results] == [0, 1]
+    assert comparison.worse_from == 8
 
 
 def test_the_target_is_what_the_best_arm_ends_with_up_to_its_interval() -> None:

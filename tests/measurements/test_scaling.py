@@ -38,7 +38,7 @@ HALF_LIFE: dict[str, Any] = {
 def outcome() -> Outcome:
     from gradaccum.config import read_params, shared
 
-    config = Config(seeds=(1, 2, 3), linear=LinearScaling(**LINEAR), half_life=HalfLife(**HALF_LIFE))
+    config = Config(seeds=(1, 2, 3), decay="linear", linear=LinearScaling(**LINEAR), half_life=HalfLife(**HALF_LIFE))
     return measure(config, shared(read_params(), Setup))
 
 

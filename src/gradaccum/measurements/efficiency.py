@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.grid import Seeds, require_whole_windows
-from gradaccum.measurements.rules import Beta2Rule, Scaling
+from gradaccum.measurements.rules import Beta2Rule, Decay, Scaling
 from gradaccum.measurements.setup import (
     STRICT,
     OptimizerName,
@@ -40,6 +40,7 @@ class Config:
         base_effective_batch: where the learning rate is `base_lr`, and AdamW's second beta as set.
         scaling: how the learning rate follows the effective batch.
         warmup_fraction: share of the samples over which a learning rate above `base_lr` is reached from there.
+        decay: whether the learning rate stays, or falls in a straight line to 0 at the last sample.
         beta2_rule: whether AdamW's second moment keeps its decay per step or its half-life in samples.
     """
 
@@ -52,6 +53,7 @@ class Config:
     base_effective_batch: PositiveInt
     scaling: Scaling
     warmup_fraction: Share
+    decay: Decay
     beta2_rule: Beta2Rule
 
     def __post_init__(self) -> None:

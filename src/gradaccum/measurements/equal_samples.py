@@ -37,6 +37,7 @@ def make_arm(config: Config, setup: Setup, accum_steps: int) -> Arm:
         settings,
         warmup_samples=config.warmup_fraction * config.samples,
         warmup_start=min(1.0, config.base_lr / settings.lr),
+        decay=config.decay,
     )
 
 

@@ -46,6 +46,7 @@ class Trial:
     @classmethod
     def run(cls, bench: Bench, arms: Sequence[Arm], config: Config, grid: Grid, progress: Progress) -> Trial:
         """The first arm is the base."""
+        arms = [replace(arm, decay=config.decay) for arm in arms]
         results = train_arms(bench, arms, seeds=config.seeds, samples=grid.samples, progress=progress)
         return cls(tuple(results[1:]), results[0])
 

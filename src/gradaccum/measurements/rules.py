@@ -7,6 +7,7 @@ from typing import Literal
 
 Scaling = Literal["none", "linear", "sqrt"]
 Beta2Rule = Literal["fixed", "half_life"]
+Decay = Literal["none", "linear"]
 
 
 def scaled_lr(base_lr: float, times: float, scaling: Scaling) -> float:
@@ -29,3 +30,11 @@ def scaled_beta2(beta2: float, times: float, rule: Beta2Rule) -> float:
 def warm_up(samples: int, *, over: float, start: float) -> float:
     """Share of the full learning rate after so many samples: a straight line from `start` to 1 (Goyal, section 2.2)."""
     return 1.0 if samples >= over else start + (1 - start) * samples / over
+
+
+def decayed(samples: int, *, over: int, decay: Decay) -> float:
+    """Share of the learning rate that is left after so many samples: `linear` reaches 0 when all `over` are seen.
+
+    A rate that stays up ends a run in noise of its own, in which the arms' differences drown.
+    """
+    return 1 - samples / over if decay == "linear" else 1.0

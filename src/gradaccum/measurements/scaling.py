@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from gradaccum.measurements.grid import Seeds, require_whole_windows
+from gradaccum.measurements.rules import Decay
 from gradaccum.measurements.setup import (
     STRICT,
     PositiveFloat,
@@ -68,9 +69,10 @@ class HalfLife(Grid):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Config:
-    """The `scaling` section: seeds of every arm, and the settings of each comparison."""
+    """The `scaling` section: seeds and decay of the learning rate in every arm, and the settings of each comparison."""
 
     seeds: Seeds
+    decay: Decay
     linear: LinearScaling
     half_life: HalfLife
 

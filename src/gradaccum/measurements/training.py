@@ -19,7 +19,7 @@ from gradaccum.engine.noise_scale import NoiseScale, WindowNoise
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.observer import NoObserver
 from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
-from gradaccum.measurements.rules import warm_up
+from gradaccum.measurements.rules import Decay, decayed, warm_up
 from gradaccum.measurements.setup import SGD, AdamW
 
 MOST_EVALUATIONS = 24
@@ -37,6 +37,7 @@ class Arm:
         plan: how the effective batch is reached.
         settings: of the optimizer, its learning rate the one after warm-up.
         warmup_samples: over which the learning rate rises from `warmup_start` times itself.
+        decay: how it falls, over all samples of the run.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Arm:
     settings: SGD | AdamW
     warmup_samples: float = 0.0
     warmup_start: float = 1.0
+    decay: Decay = "none"
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Trainer:
 
     def accumulator(self, model: nn.Module, arm: Arm) -> Accumulator:
         optimizer = make_optimizer(model, arm.settings)
-        factor = partial(lr_factor, arm)
+        factor = partial(lr_factor, arm, self.points[-1])
         return Accumulator(
             model,
             optimizer,
@@ -180,9 +182,11 @@ def mean_loss(objective: Objective, model: nn.Module, batches: Sequence[Batch]) 
     return sum(weight * loss / count for weight, loss, count in terms if count), counts[0]
 
 
-def lr_factor(arm: Arm, steps: int) -> float:
+def lr_factor(arm: Arm, all_samples: int, steps: int) -> float:
     """After so many applied steps."""
-    return warm_up(steps * arm.plan.effective_batch, over=arm.warmup_samples, start=arm.warmup_start)
+    samples = steps * arm.plan.effective_batch
+    risen = warm_up(samples, over=arm.warmup_samples, start=arm.warmup_start)
+    return risen * decayed(samples, over=all_samples, decay=arm.decay)
 
 
 def finite_losses(accumulator: Accumulator, these: Iterator[Sequence[Batch]]) -> Iterator[float]:

@@ -1,4 +1,7 @@
-"""The only user of matplotlib: one figure a stage, drawn from its curve and tables, as PNG bytes."""
+"""The figures of each stage, drawn from its curve and tables, as PNG bytes.
+
+Beside `canvas` and `value_figures` the only user of matplotlib.
+"""
 
 from __future__ import annotations
 
