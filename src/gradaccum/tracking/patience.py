@@ -41,16 +41,19 @@ class Patience:
         self.strict = strict
         self.lost = False
 
-    def call(self, doing: str, function: Callable[[], Result]) -> Result | None:
-        """The function's result, or None where the store is lost. The rest of a call that hangs is left behind."""
+    def call(self, doing: str, function: Callable[[], Result], *, limited: bool = True) -> Result | None:
+        """The function's result, or None where the store is lost. The rest of a call that hangs is left behind.
+
+        Not `limited` is what waits for this machine alone, as an import does: it takes as long as it takes.
+        """
         if self.lost:
             return None
         outcome: dict[str, Any] = {}
         started = time.monotonic()
         thread = threading.Thread(target=_into, args=(outcome, function), daemon=True)
         thread.start()
-        thread.join(max(self.left, 0))
-        self.left -= time.monotonic() - started
+        thread.join(max(self.left, 0) if limited else None)
+        self.left -= time.monotonic() - started if limited else 0
         if "result" in outcome:
             return outcome["result"]  # type: ignore[no-any-return]
         self._lose(doing, outcome.get("error"))

@@ -41,6 +41,7 @@ class StageRun:
 
     def open(self, params: Mapping[str, Any]) -> None:
         if self._patience:
+            self._patience.call("be reached without the package mlflow", _import_mlflow, limited=False)
             self._journal = self._patience.call("open a run", lambda: _open(self._store, self.stage, params))
 
     def log(
@@ -86,8 +87,13 @@ def stage_run(stage: str, params: Mapping[str, Any]) -> Iterator[StageRun]:
         run.end("FINISHED")
 
 
+def _import_mlflow() -> None:
+    import gradaccum.tracking.client  # noqa: PLC0415 - mlflow takes a second
+    import gradaccum.tracking.journal  # noqa: F401, PLC0415 - likewise
+
+
 def _open(store: Store, stage: str, params: Mapping[str, Any]) -> Journal:
-    from gradaccum.tracking.client import experiment_id, open_client  # noqa: PLC0415 - mlflow takes a second
+    from gradaccum.tracking.client import experiment_id, open_client  # noqa: PLC0415 - by now imported
     from gradaccum.tracking.journal import Journal, bury_the_dead  # noqa: PLC0415 - likewise
 
     client = open_client(store)
