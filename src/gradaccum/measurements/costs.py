@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gradaccum.engine.batching import BatchPlan
 from gradaccum.measurements.timing import Point
 from gradaccum.results.fits import (
-    Interval,
+    Percentiles,
     StepTimeFit,
     extrapolation_error,
     fit_replicates,
@@ -49,9 +49,9 @@ class Measured:
         return self.point.median_step_ms
 
     @property
-    def interval(self) -> Interval | None:
+    def interval(self) -> Percentiles | None:
         """None where one round alone was timed, which does not tell how far rounds lie apart."""
-        return Interval.of(self.replicates) if len(self.point.visits) > 1 else None
+        return Percentiles.of(self.replicates) if len(self.point.visits) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Fitted:
     def flattens_at(self) -> int:
         return self.micro_batch * self.best.flattens_at_accum_steps()
 
-    def interval(self, of: Callable[[StepTimeFit], float]) -> Interval | None:
+    def interval(self, of: Callable[[StepTimeFit], float]) -> Percentiles | None:
         """Of something that a fit says; None where a point has none."""
-        return Interval.of(of(fit) for fit in self.replicates) if self.replicates else None
+        return Percentiles.of(of(fit) for fit in self.replicates) if self.replicates else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config
 from gradaccum.measurements.timing import TimedStep
 from gradaccum.results.curve import Curve
-from gradaccum.results.fits import Interval
+from gradaccum.results.fits import Percentiles
 from gradaccum.results.outcome import Outcome, Row, StepSeries
 
 
@@ -54,12 +54,12 @@ def headline(costs: Costs, both: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+def ends(name: str, interval: Percentiles | None) -> dict[str, float | None]:
     low, high = (interval.low, interval.high) if interval else (None, None)
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def flattens_interval(costs: Costs) -> Interval | None:
+def flattens_interval(costs: Costs) -> Percentiles | None:
     return costs.fit.interval(lambda each: costs.fit.micro_batch * each.flattens_at_accum_steps())
 
 
