@@ -122,6 +122,13 @@ def test_batches_are_made_before_the_clock_starts(monkeypatch: pytest.MonkeyPatc
     assert "batch" not in events[events.index("clock") :]
 
 
+def test_one_round_alone_claims_no_interval(setup: Setup) -> None:
+    single = measure(config(repeats=1), setup)
+    assert all(single.metrics[f"{name}_low"] is None for name in ("t_micro_ms", "flattens_at_effective_batch"))
+    assert all(point["step_ms_low"] is None for point in single.curve.points)
+    assert "interval" not in single.findings[0]
+
+
 def test_the_findings_say_where_it_flattens_and_what_the_optimizer_s_share_is(outcome: Outcome) -> None:
     said = "\n".join(outcome.findings)
     assert f"flattens at effective batch {outcome.metrics['flattens_at_effective_batch']}" in said

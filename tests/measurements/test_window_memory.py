@@ -59,7 +59,7 @@ def test_every_kind_is_what_arithmetic_says(setup: Setup) -> None:
     assert kinds["inputs"] == 2 * (64 * 4 + 8)
 
 
-@pytest.mark.parametrize("name", ["digits", "digits_cnn", "dictionary"])
+@pytest.mark.parametrize("name", ["digits", "digits_cnn"])
 def test_memory_but_for_inputs_does_not_grow_with_accumulation_steps(
     name: str, make_setup: Callable[..., Setup]
 ) -> None:

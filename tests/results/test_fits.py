@@ -7,7 +7,7 @@ import pytest
 
 from gradaccum.results.fits import (
     FitError,
-    Interval,
+    Percentiles,
     bootstrap_medians,
     extrapolation_error,
     fit_replicates,
@@ -71,14 +71,14 @@ def test_the_interval_of_a_median_holds_the_true_one_about_as_often_as_it_says()
     held = 0
     for seed in range(100):
         rounds = random.normal(5, 1, size=(8, 1)) + random.normal(0, 0.5, size=(8, 25))
-        interval = Interval.of(bootstrap_medians(rounds.tolist(), seed=seed))
+        interval = Percentiles.of(bootstrap_medians(rounds.tolist(), seed=seed))
         held += interval.low <= 5 <= interval.high
     assert 80 <= held <= 99
 
 
 def test_rounds_that_disagree_widen_the_interval_however_alike_their_own_steps_are() -> None:
-    alike = Interval.of(bootstrap_medians([[1.0, 1.01] * 10] * 3, seed=0))
-    apart = Interval.of(bootstrap_medians([[1.0, 1.01] * 10, [1.3, 1.31] * 10, [1.6, 1.61] * 10], seed=0))
+    alike = Percentiles.of(bootstrap_medians([[1.0, 1.01] * 10] * 3, seed=0))
+    apart = Percentiles.of(bootstrap_medians([[1.0, 1.01] * 10, [1.3, 1.31] * 10, [1.6, 1.61] * 10], seed=0))
     assert apart.high - apart.low > 10 * (alike.high - alike.low)
 
 
@@ -92,6 +92,6 @@ def test_the_fit_s_interval_holds_the_times_that_made_the_noisy_points() -> None
     random = np.random.default_rng(1)
     rounds = [((0.2 * n + 0.5) * random.normal(1, 0.05, size=(4, 20))).tolist() for n in STEPS]
     fits = fit_replicates(STEPS, [bootstrap_medians(each, seed=0) for each in rounds])
-    micro = Interval.of(fit.t_micro_ms for fit in fits)
+    micro = Percentiles.of(fit.t_micro_ms for fit in fits)
     assert micro.low < 0.2 < micro.high
     assert micro.high - micro.low < 0.02

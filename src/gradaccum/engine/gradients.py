@@ -28,7 +28,7 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
         return torch.zeros(())
     widened = None if HALF.isdisjoint({gradient.dtype for gradient in gradients}) else torch.float32
     norms = torch._foreach_norm(list(gradients), 2, widened)
-    if norms[0].is_cpu and type(norms[0]) is Tensor:  # a number there is read at once, for less than two more kernels
+    if norms[0].is_cpu:  # where reading a number waits for nothing, and costs less than two more kernels
         return norms[0].new_full((), math.hypot(*[norm.item() for norm in norms]))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm

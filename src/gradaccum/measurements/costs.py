@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gradaccum.engine.batching import BatchPlan
 from gradaccum.measurements.timing import Point
 from gradaccum.results.fits import (
-    Interval,
+    Percentiles,
     StepTimeFit,
     extrapolation_error,
     fit_replicates,
@@ -49,8 +49,9 @@ class Measured:
         return self.point.median_step_ms
 
     @property
-    def interval(self) -> Interval:
-        return Interval.of(self.replicates)
+    def interval(self) -> Percentiles | None:
+        """None where one round alone was timed, which does not tell how far rounds lie apart."""
+        return Percentiles.of(self.replicates) if len(self.point.visits) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Fitted:
         steps, times = [each.plan.accum_steps for each in curve], [each.ms for each in curve]
         return cls(
             fit_step_time(steps, times),
-            fit_replicates(steps, [each.replicates for each in curve]),
+            fit_replicates(steps, [each.replicates for each in curve]) if all(each.interval for each in curve) else [],
             extrapolation_error(steps, times),
             curve[0].plan.micro_batch,
         )
@@ -76,9 +77,9 @@ class Fitted:
     def flattens_at(self) -> int:
         return self.micro_batch * self.best.flattens_at_accum_steps()
 
-    @property
-    def flattens_interval(self) -> Interval:
-        return Interval.of(self.micro_batch * fit.flattens_at_accum_steps() for fit in self.replicates)
+    def interval(self, of: Callable[[StepTimeFit], float]) -> Percentiles | None:
+        """Of something that a fit says; None where a point has none."""
+        return Percentiles.of(of(fit) for fit in self.replicates) if self.replicates else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config
 from gradaccum.measurements.timing import TimedStep
 from gradaccum.results.curve import Curve
-from gradaccum.results.fits import Interval
+from gradaccum.results.fits import Percentiles
 from gradaccum.results.outcome import Outcome, Row, StepSeries
 
 
@@ -38,13 +38,13 @@ def headline(costs: Costs, both: Sequence[Measured]) -> dict[str, Any]:
         "peak_samples_per_sec": max(each.point.samples_per_sec for each in costs.curve),
         "asymptotic_samples_per_sec": best.asymptotic_samples_per_sec(fit.micro_batch),
         "t_micro_ms": best.t_micro_ms,
-        **ends("t_micro_ms", Interval.of(each.t_micro_ms for each in fit.replicates)),
+        **ends("t_micro_ms", fit.interval(lambda each: each.t_micro_ms)),
         "t_step_ms": best.t_step_ms,
-        **ends("t_step_ms", Interval.of(each.t_step_ms for each in fit.replicates)),
+        **ends("t_step_ms", fit.interval(lambda each: each.t_step_ms)),
         "max_rel_residual": best.max_rel_residual,
         "extrapolation_error": fit.extrapolation_error,
         "flattens_at_effective_batch": fit.flattens_at,
-        **ends("flattens_at_effective_batch", fit.flattens_interval),
+        **ends("flattens_at_effective_batch", flattens_interval(costs)),
         "matmul_peak_gflops": costs.limit.peak_flops_per_sec / 1e9,
         "max_mfu": max(each.mfu for each in both),
         "frontier_fastest_micro_batch": fastest.plan.micro_batch,
@@ -54,8 +54,13 @@ def headline(costs: Costs, both: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def ends(name: str, interval: Interval) -> dict[str, float]:
-    return {f"{name}_low": interval.low, f"{name}_high": interval.high}
+def ends(name: str, interval: Percentiles | None) -> dict[str, float | None]:
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def flattens_interval(costs: Costs) -> Percentiles | None:
+    return costs.fit.interval(lambda each: costs.fit.micro_batch * each.flattens_at_accum_steps())
 
 
 def point(each: Measured, costs: Costs, config: Config) -> Row:
@@ -124,7 +129,7 @@ def row(each: Measured, costs: Costs) -> Row:
         "micro x N": f"{plan.micro_batch} x {plan.accum_steps}",
         "samples/s": each.point.samples_per_sec,
         "median step ms": each.ms,
-        "95 % interval": f"{interval.low:.4g}..{interval.high:.4g}",
+        "95 % interval": f"{interval.low:.4g}..{interval.high:.4g}" if interval else None,
         "once a step": f"{costs.fit.best.step_share(plan.accum_steps):.0%}" if fitted else None,
         "of matmul peak": f"{each.mfu:.1%}",
         "disturbed": each.point.disturbed,
@@ -158,10 +163,12 @@ def findings(costs: Costs, both: Sequence[Measured], config: Config) -> Iterator
     yield frontier(costs)
     yield utilization(costs)
     disturbed = sum(each.point.disturbed for each in both)
+    visits = sum(len(each.point.visits) for each in both)
     if disturbed:
         yield (
-            f"The machine disturbed {disturbed} of {sum(len(each.point.visits) for each in both)} visits (this process "
-            "had too little of a CPU, or a median was shifted); they were timed again while seconds allowed."
+            f"The machine disturbed {disturbed} of {visits} visits (this process had too little of a CPU, or a median "
+            "was shifted); they were timed again while seconds allowed."
+            + (" That is most of them: measure again on a quieter machine." if disturbed > visits / 2 else "")
         )
 
 
@@ -169,11 +176,11 @@ def flattening(costs: Costs, config: Config) -> str:
     fit = costs.fit
     steps = fit.best.flattens_at_accum_steps()
     reach = "" if steps <= max(config.accum_steps) else ", beyond the points measured here"
-    interval = fit.flattens_interval
+    interval = flattens_interval(costs)
+    between = f"; 95 % interval {interval.low:.0f} to {interval.high:.0f}" if interval else ""
     return (
-        f"The curve flattens at effective batch {fit.flattens_at} (N={steps}{reach}; 95 % interval {interval.low:.0f} "
-        f"to {interval.high:.0f}): from there, samples/s are within 5 % of the asymptote, "
-        f"{fit.best.asymptotic_samples_per_sec(fit.micro_batch):.0f}."
+        f"The curve flattens at effective batch {fit.flattens_at} (N={steps}{reach}{between}): from there, samples/s "
+        f"are within 5 % of the asymptote, {fit.best.asymptotic_samples_per_sec(fit.micro_batch):.0f}."
     )
 
 

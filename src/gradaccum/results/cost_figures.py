@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -107,5 +108,5 @@ def _with_interval(axes: Axes, x: Any, middle: Any, low: Any, high: Any, **style
 
 
 def _numbers(rows: Iterable[Row], key: str) -> list[float]:
-    """A column as numbers, which rows read from a CSV hold as text."""
-    return [float(row[key]) for row in rows]
+    """A column as numbers, which rows read from a CSV hold as text; NaN, which is not drawn, where there is none."""
+    return [math.nan if row[key] in (None, "") else float(row[key]) for row in rows]

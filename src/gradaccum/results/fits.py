@@ -21,14 +21,14 @@ class FitError(GradaccumError, ValueError):
 
 
 @dataclass(frozen=True)
-class Interval:
+class Percentiles:
     """95 % of what the bootstrap gave."""
 
     low: float
     high: float
 
     @classmethod
-    def of(cls, replicates: Iterable[float] | NDArray[np.float64]) -> Interval:
+    def of(cls, replicates: Iterable[float] | NDArray[np.float64]) -> Percentiles:
         """The percentile interval."""
         low, high = np.percentile(np.fromiter(replicates, dtype=float), [2.5, 97.5]).tolist()
         return cls(low, high)
