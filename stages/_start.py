@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from rich.console import Console
 
-from gradaccum.errors import GradaccumError
+from gradaccum.errors import GradaccumError, RankError
 
 
 @contextmanager
@@ -22,5 +22,7 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except GradaccumError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
+        lost = " Outputs that DVC removed come back with `git checkout . && dvc checkout --force`."
+        message = f"{error}{lost if isinstance(error, RankError) else ''}"
+        Console(stderr=True, soft_wrap=True, highlight=False).print(message, style="bold red", markup=False)
         sys.exit(1)
