@@ -26,7 +26,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from gradaccum.results.fits import SyncTimeFit, fit_sync_time
+from gradaccum.results.sync_fit import SyncTimeFit, fit_sync_time
 
 WORKER = Path(__file__).with_name("two_hosts_worker.py")
 PORT = 29400

@@ -13,8 +13,8 @@ from gradaccum.measurements.distributed import Config, Strategy
 from gradaccum.measurements.rank_sweep import Sweep, Taken, Timed
 from gradaccum.measurements.spread import Way
 from gradaccum.results.curve import Curve
-from gradaccum.results.sync_fit import SyncTimeFit, fit_sync_time
 from gradaccum.results.outcome import Outcome
+from gradaccum.results.sync_fit import SyncTimeFit, fit_sync_time
 
 SAME_BYTES = 0.01
 """Bytes with sync every time may differ by this much from N times those with sync last."""
