@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,14 @@ def project(folder: Path, workload: str) -> Path:
     return folder
 
 
-def run_stage(folder: Path, ranks: int = 2, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[int]]:
-    """The stage as dvc.yaml starts it, and the processes that it started."""
+def run_stage(
+    folder: Path, *, ranks: int = 2, script: Path = ROOT / "stages/distributed.py"
+) -> tuple[subprocess.CompletedProcess[str], list[int]]:
+    """The stage as dvc.yaml starts it, or another script, and the processes that were started."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    inherited = {**os.environ, "GRADACCUM_TRACKING": "off", "PYTHONPATH": str(ROOT / "src"), **environment}
+    inherited = {**os.environ, "GRADACCUM_TRACKING": "off", "PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen(
-        [*command, str(ROOT / "stages/distributed.py")],
+        [*command, str(script)],
         cwd=folder,
         env=inherited,
         stdout=subprocess.PIPE,
@@ -73,3 +76,12 @@ def test_another_number_of_ranks_than_written_down_is_refused(tmp_path: Path) ->
     done, _ = run_stage(project(tmp_path, "tests.own_workload:regression"), ranks=1)
     assert done.returncode == 1
     assert "torchrun started 1 ranks, but distributed.world_size is 2" in done.stderr
+
+
+def test_the_script_that_the_docs_show_runs_on_two_ranks(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/many-ranks.md").read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(block)
+    done, _ = run_stage(tmp_path, script=tmp_path / "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("loss ")
+    assert ", 1 reductions, 252 bytes" in done.stdout

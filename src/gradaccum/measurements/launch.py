@@ -31,7 +31,7 @@ def launched(world_size: int, setup: Setup, *, timeout_s: int) -> Iterator[Setup
     if here.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
-        _stay_on_this_machine()
+        stay_on_this_machine()
     _join("cpu:gloo,cuda:nccl" if here.device == "cuda" else "gloo", timeout_s)
     try:
         with lost_ranks():
@@ -66,7 +66,8 @@ def _device(setup: Setup) -> Literal["cpu", "cuda"]:
     return "cuda" if setup.device != "cpu" and enough else "cpu"
 
 
-def _stay_on_this_machine() -> None:
+def stay_on_this_machine() -> None:
+    """Let gloo listen on the loopback interface only."""
     loopback = {"lo", "lo0"}.intersection(name for _, name in socket.if_nameindex())
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
