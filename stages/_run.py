@@ -1,5 +1,6 @@
 """What every measuring stage does: read its section, measure, write, log, show."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.table import Table
 from _start import user_errors  # first: it decides whose code is run  # isort: split
 from gradaccum.config import read_params, section, shared
 from gradaccum.errors import ClaimError
-from gradaccum.measurements.setup import Progress, Setup
+from gradaccum.measurements.setup import Progress, Setup, no_progress
 from gradaccum.results import figures
 from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
@@ -29,6 +30,9 @@ def run_stage(stage: str, of: type[Config], measure: Callable[[Config, Setup, Pr
     with user_errors():
         params = read_params()
         config, setup = section(params, stage, of), shared(params, Setup)
+        if not leads():
+            measure(config, setup, no_progress)  # rank 0 writes, logs and shows what all measured
+            return
         used = {stage: params[stage], **{name: params[name] for name in vars(setup) if name in params}}
         with stage_run(stage, used) as run:
             outcome = measure(config, setup, show_progress)
@@ -37,6 +41,11 @@ def run_stage(stage: str, of: type[Config], measure: Callable[[Config, Setup, Pr
             show(outcome, paths)
             if outcome.failures:
                 raise ClaimError("\n".join(outcome.failures))
+
+
+def leads() -> bool:
+    """Whether this process is the only one, or rank 0 of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def show(outcome: Outcome, paths: Sequence[Path]) -> None:

@@ -4,6 +4,7 @@ A queued experiment runs in a snapshot of the repository, in another folder; wit
 run the main checkout's code, edited since.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from rich.console import Console
 
-from gradaccum.errors import GradaccumError
+from gradaccum.errors import GradaccumError, RankError
 
 
 @contextmanager
@@ -22,5 +23,8 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except GradaccumError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
+        rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        lost = " Outputs that DVC removed come back with `git checkout . && dvc checkout --force`."
+        message = f"{rank}{error}{lost if isinstance(error, RankError) else ''}"
+        Console(stderr=True, soft_wrap=True, highlight=False).print(message, style="bold red", markup=False)
         sys.exit(1)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.distributed.pool import Pool
 
 INHERITED = ("DVC_", "MLFLOW_", "GRADACCUM_", "GIT_")
 
@@ -19,3 +22,17 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 def one_thread_and_one_seed() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """`ranks(world_size, function, *args)` runs an importable function on real ranks."""
+    pool = Pool(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.distributed)

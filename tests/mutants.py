@@ -40,6 +40,7 @@ OBJECTIVE, BATCHING, FITTING, RANKS = (
     f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching", "fitting", "ranks")
 )
 STEPS, PRECISIONS, FITS = (f"tests/engine/test_{name}.py" for name in ("accumulator", "precision", "fitting"))
+OVER_RANKS = "tests/distributed"
 
 ONE_MICRO_BATCH_DONE = "            losses.append(list(map(Tensor.detach, sums)))\n"
 
@@ -298,6 +299,69 @@ MUTANTS = [
         "            parameter.grad = gradient\n",
         "            pass\n",
         f"{FITS}::test_trials_leave_everything_to_the_last_bit_as_it_was",
+    ),
+    Mutant(
+        "the mean over ranks is taken for the sum",
+        ACCUMULATOR,
+        "scale = self._ranks.world_size * (1.0",
+        "scale = (1.0",
+        f"{OVER_RANKS}/test_gradients.py::test_ranks_step_as_one_process_on_the_full_batch",
+    ),
+    Mutant(
+        "each rank divides by its own targets",
+        RANKS,
+        "told[:, 3:].sum(0).tolist()",
+        "[total * self.world_size for total in own.totals]",
+        f"{OVER_RANKS}/test_gradients.py::test_unequal_counts_divide_by_the_targets_of_all_ranks",
+    ),
+    Mutant(
+        "the first micro-batch syncs instead of the last",
+        ACCUMULATOR,
+        'synced = number == work.all_passes or self.sync == "every"\n            with self._syncing',
+        'synced = number == 1 or self.sync == "every"\n            with self._syncing',
+        f"{OVER_RANKS}/test_gradients.py::test_ranks_step_as_one_process_on_the_full_batch",
+    ),
+    Mutant(
+        "the first micro-batch syncs as well",
+        ACCUMULATOR,
+        'synced = number == work.all_passes or self.sync == "every"\n            with self._syncing',
+        'synced = number in (1, work.all_passes) or self.sync == "every"\n            with self._syncing',
+        f"{OVER_RANKS}/test_traffic.py::test_ddp_reduces_once_a_window_and_n_times_where_asked",
+    ),
+    Mutant(
+        "forward runs outside no_sync",
+        ACCUMULATOR,
+        "            with self._syncing(synced):\n                sums = loss_sums(self.model, batch)\n",
+        "            sums = loss_sums(self.model, batch)\n            with self._syncing(synced):\n",
+        f"{OVER_RANKS}/test_traffic.py::test_ddp_reduces_once_a_window_and_n_times_where_asked",
+    ),
+    Mutant(
+        "a replayed batch weighs as much as the first time",
+        ACCUMULATOR,
+        "[torch.zeros_like(loss) for loss in live]",
+        "[torch.ones_like(loss) for loss in live]",
+        f"{OVER_RANKS}/test_unequal_ranks.py::test_a_rank_whose_data_ends_earlier_adds_nothing_and_stays_in_step",
+    ),
+    Mutant(
+        "the norm of a shard passes for the whole gradient's",
+        RANKS,
+        "squares = norm.double().square() * self.held",
+        "squares = norm.double().square() / self.world_size",
+        f"{OVER_RANKS}/test_gradients.py::test_the_global_norm_is_clipped_once",
+    ),
+    Mutant(
+        "a failed window stays inside a sharded model",
+        "src/gradaccum/engine/gradient_sync.py",
+        "                parameter._unsharded_param.grad = None\n",
+        "                pass\n",
+        f"{OVER_RANKS}/test_refused.py::test_after_a_window_that_failed_everywhere_the_next_starts_clean",
+    ),
+    Mutant(
+        "ranks stop when their own data ends",
+        BATCHING,
+        "if not (_any_rank_has(window) if together else window):",
+        "if not window:",
+        f"{OVER_RANKS}/test_unequal_ranks.py::test_dropping_a_short_window_keeps_ranks_together",
     ),
 ]
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 LARGEST_WORLD = 3
-TIMEOUT_S = 30
+TIMEOUT_S = 180
 
 
 class FailedOnRankError(AssertionError):
@@ -93,7 +93,7 @@ def serve(rank: int, connection: Connection) -> None:
 
 def in_group(rank: int, world_size: int, store: str, call: Callable[[], Any]) -> Any:
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=20)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
     )
     try:
         torch.manual_seed(0)

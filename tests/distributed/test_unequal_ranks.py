@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradaccum import Accumulator, BatchError, ConfigError, Objective, split, windows
+from gradaccum import Accumulator, BatchError, ConfigError, NoiseScale, Objective, split, windows
 from tests.distributed import models
 from tests.distributed.pool import Pool
 from tests.distributed.test_gradients import given
-from tests.engine.reference import assert_same, make_batch, make_model, mean_loss, window_of
+from tests.engine.reference import CLASSIFICATION, assert_same, make_batch, make_model, mean_loss, window_of
 
 WRAPS = pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 
@@ -261,3 +261,61 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: Pool, wrap: str) -
 def test_windows_refuse_an_unknown_kind_of_ranks() -> None:
     with pytest.raises(ConfigError, match="ranks='some' is unknown"):
         windows([], 2, ranks="some")
+
+
+def noise(shares: models.Shares | None) -> list[Any]:
+    """The gradient noise scale of two windows; on one process where there are no shares."""
+    observer = NoiseScale()
+    batch = make_batch()
+    model = make_model() if shares is None else models.ddp(make_model())
+    window = split(batch, [3, 2, 4, 3]) if shares is None else models.my_window(shares, batch)
+    accumulator = Accumulator(model, models.OPTIMIZERS["sgd"](model), CLASSIFICATION, observer=observer)
+    for _ in range(2):
+        accumulator.step(window)
+    return [(each.trace, each.grad_sq_norm, each.weight) for each in observer.windows()]
+
+
+@pytest.mark.parametrize("shares", [[[3, 2], [4, 3]], [[3], [2, 4, 3]]], ids=str)
+def test_the_noise_scale_of_a_window_is_the_same_however_ranks_share_it(ranks: Pool, shares: models.Shares) -> None:
+    """A replayed micro-batch is none of the window's."""
+    expected = noise(None)
+    for found in ranks(2, noise, shares):
+        assert [weight for *_, weight in found] == [3, 3]
+        assert [values[:2] for values in found] == [pytest.approx(values[:2], rel=1e-9) for values in expected]
+
+
+def blind() -> str:
+    with pytest.raises(ConfigError) as refused:
+        models.accumulator_of("fsdp2", observer=NoiseScale())
+    return str(refused.value)
+
+
+def test_an_observer_that_would_see_nothing_is_refused(ranks: Pool) -> None:
+    assert "observer=NoiseScale looks at the parameters' gradients" in ranks(2, blind)[0]
+
+
+class Experts(nn.Module):
+    """Two parts of the same size, of which the rank decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = make_model(seed=1), make_model(seed=2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = (self.second if dist.get_rank() else self.first)(inputs)
+        return out
+
+
+def each_rank_its_own_expert() -> tuple[str, bool]:
+    accumulator = models.accumulator_of("fsdp2", model=Experts())
+    before = models.parameters_of(accumulator.model)
+    with pytest.raises(ConfigError) as refused:
+        accumulator.step(models.my_window([[6], [6]], make_batch()))
+    return str(refused.value), all(map(torch.equal, before, models.parameters_of(accumulator.model)))
+
+
+def test_ranks_that_gather_different_parts_are_stopped_before_they_step(ranks: Pool) -> None:
+    """The collectives pair up by size, so nothing else would notice."""
+    for message, unmoved in ranks(2, each_rank_its_own_expert):
+        assert "different orders" in message
+        assert unmoved

@@ -27,6 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "memory": {"micro_batch": [1, 16], "accum_steps": [1, 3], "budget_bytes": 2**20},
     "plan": {"target_effective_batch": 16},
     "efficiency": {"accum_steps": [1, 2, 8], "samples": 64, "seeds": [1, 2, 3]},
+    "distributed": {"accum_steps": [1, 3], "num_steps": 1, "repeats": 1},
     "scaling": {
         "seeds": [1, 2, 3],
         "decay": "linear",

@@ -16,7 +16,7 @@ from tests.e2e.clone import Clone, clone_working_tree
 
 pytestmark = pytest.mark.e2e
 
-MEASURING = ("equivalence", "ablation", "throughput", "memory", "plan", "efficiency", "scaling")
+MEASURING = ("equivalence", "ablation", "throughput", "memory", "plan", "efficiency", "scaling", "distributed")
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ BYTES |= {"process_bytes": 700, "device_bytes": None}
 CANDIDATE = {"predicted_bytes": 600, "predicted_step_ms": 1.0, "fits": True, "chosen": True}
 MEMORY = {"activation_bytes_per_sample": 2048.0, "max_prediction_error": 0.0, "max_growth_in_accum_steps": 0.0}
 PLAN = {"micro_batch": 64, "accum_steps": 8, "world_size": 1, "predicted_bytes": 2048, "predicted_step_ms": 3.5}
+OVER_RANKS = {"reduced_bytes": 1000, "median_step_ms": 2.0}
 
 
 @pytest.fixture
@@ -90,6 +91,11 @@ def measured() -> Measured:
             "memory": Curve("memory", "accum_steps", tuple(point("sgd/micro_batch=4", n, **BYTES) for n in (1, 2))),
             "plan": Curve("plan", "accum_steps", tuple(point("candidates", n, **CANDIDATE) for n in (1, 2))),
             "efficiency": Curve("efficiency", "effective_batch", tuple(point("sgd", n, **ARM) for n in (1, 2))),
+            "distributed": Curve(
+                "distributed",
+                "accum_steps",
+                (point("ddp/last", 2, **OVER_RANKS), point("ddp/every", 2, **OVER_RANKS), point("ddp/last/uneven", 3)),
+            ),
             "scaling": Curve(
                 "scaling",
                 "effective_batch",
@@ -109,6 +115,7 @@ def measured() -> Measured:
             "ablation": {},
             "efficiency": EFFICIENCY,
             "scaling": SCALING,
+            "distributed": {},
         },
         tables={
             "losses": [
@@ -142,6 +149,7 @@ def test_the_report_writes_every_file_that_dvc_names(measured: Measured, tmp_pat
         "accum-curve.json",
         "skill-gradient-accumulation.md",
         "report/claims.md",
+        *(f"report/distributed{name}" for name in (".png", "_bytes.csv", "_time.csv")),
         *(f"report/{name}.png" for name in ("noise_scale", "linear_scaling", "half_life")),
         *(f"report/{name}.{kind}" for name in WITH_TABLE for kind in ("csv", "png")),
     }
@@ -202,6 +210,12 @@ def test_the_recipe_says_what_it_takes_in_memory_and_what_to_set(measured: Measu
     assert "Memory does not grow with N" in page
     assert "2 KiB of activations a sample" in page
     assert "micro_batch=64, accum_steps=8 (2 KiB, 3.5 ms a step)" in page
+
+
+def test_ways_over_ranks_are_columns_without_what_was_not_timed(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    rows = files.read_csv(tmp_path / "report/distributed_bytes.csv")
+    assert rows == [{"accum_steps": "2", "ddp/last": "1000", "ddp/every": "1000"}]
 
 
 def test_figures_are_the_same_each_time(measured: Measured, tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ class Accumulator:
         self.model, self.optimizer, self.objective = model, optimizer, objective
         self.scheduler = scheduler
         self.clip_norm = clip_norm
-        self.sync = sync
-        self.keep_gathered = keep_gathered
+        self.sync, self.keep_gathered = sync, keep_gathered
         self.precision: Precision = precision
         self.master_weights = master_weights
         self.observer = observer or NoObserver()

@@ -54,8 +54,8 @@ def lost_ranks() -> Iterator[None]:
             raise
         first = str(error).partition("\n")[0].strip()
         raise RankError(
-            f"rank {dist.get_rank()} lost another rank in the middle of a window, so there is no whole gradient to "
-            f"step on; no rank's parameters have moved. The rank that failed first says why. ({first})"
+            f"another rank was lost in the middle of a window, so there is no whole gradient to "
+            f"step on, and no step was taken. The rank that failed first says why, unless it was killed. ({first})"
         ) from error
 
 

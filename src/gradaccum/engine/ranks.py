@@ -16,8 +16,9 @@ from gradaccum.engine.batching import Batch, samples_in
 from gradaccum.engine.exchange import exchange, lost_ranks
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.step_result import LossSums
+from gradaccum.engine.traffic import Traffic, traffic_of
 from gradaccum.engine.wrapping import data_parallel, is_sharded
-from gradaccum.errors import BatchError, RankError
+from gradaccum.errors import BatchError, ConfigError, RankError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -94,8 +95,9 @@ class OneProcess:
 class ManyRanks:
     """The window is spread over the ranks of a group, each with micro-batches of its own; some may have none."""
 
-    def __init__(self, group: dist.ProcessGroup | None, *, shards: int | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic, *, shards: int | None = None) -> None:
         self.group = group
+        self.traffic = traffic
         self.world_size = dist.get_world_size(group)
         self.sharded = shards is not None
         self.held = (shards or 1) / self.world_size
@@ -150,7 +152,11 @@ class ManyRanks:
         norm = gradients.global_norm(local)
         squares = norm.double().square() * self.held
         own = [sums.sum(term).to(squares) for term in range(len(sums.totals))]
-        square, *losses = exchange(torch.stack([squares, *own]), self.group).sum(0).to(norm.device)
+        order = squares.new_tensor(float(self.traffic.order))
+        told = exchange(torch.stack([order, squares, *own]), self.group).to(norm.device)
+        if self.sharded:
+            _require_one_order(told[:, 0].tolist())
+        square, *losses = told[:, 1:].sum(0)
         return LossSums([[loss.to(norm) for loss in losses]], [sums.totals], sums.totals), square.sqrt().to(norm)
 
     def explain(self) -> AbstractContextManager[None]:
@@ -160,10 +166,10 @@ class ManyRanks:
 def ranks_of(model: nn.Module) -> Ranks:
     """How the model's windows are shared out: over the ranks that its gradients are reduced over."""
     if (ddp := data_parallel(model)) is not None:
-        return ManyRanks(ddp.process_group)
+        return ManyRanks(ddp.process_group, traffic_of(model))
     if is_sharded(model):
         mesh = next(each for each in model.parameters() if each.requires_grad).device_mesh  # type: ignore[attr-defined]
-        return ManyRanks(None, shards=mesh.size(-1))
+        return ManyRanks(None, traffic_of(model), shards=mesh.size(-1))
     return OneProcess()
 
 
@@ -183,6 +189,15 @@ def _own(objective: Objective, window: Sequence[Batch]) -> Work:
     totals = [sum(of_term) for of_term in zip(*counts, strict=True)] or [0.0] * len(objective.terms)
     passes = [(batch, of_batch) for batch, of_batch in zip(window, counts, strict=True) if any(of_batch)]
     return Work(passes, len(passes), NOTHING, totals, samples)
+
+
+def _require_one_order(orders: Sequence[float]) -> None:
+    if len(set(orders)) > 1:
+        raise ConfigError(
+            "the ranks went through the model's sharded parts in different orders, so that parameters and gradients of "
+            "different parts were mixed up. Use the same modules in the same order on every rank (an unused one with a "
+            "weight of zero), or DistributedDataParallel(find_unused_parameters=True)."
+        )
 
 
 def _numbers(values: Sequence[float]) -> Tensor:

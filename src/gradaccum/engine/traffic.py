@@ -17,6 +17,9 @@ from gradaccum.errors import ConfigError
 
 COUNTS = ("sync_calls", "reductions", "reduced_bytes", "gathered_bytes")
 
+ORDERS = 2**52
+"""Numbers that a float64 holds exactly."""
+
 
 @dataclass(slots=True)
 class Traffic:
@@ -27,6 +30,7 @@ class Traffic:
         reductions: gradient collectives: all-reduces of DDP's buckets, or FSDP2's reduce-scatters.
         reduced_bytes: bytes of whole gradients that it gave to them.
         gathered_bytes: bytes of whole parameters that FSDP2 gathered.
+        order: a number made from the order in which FSDP2 gathered and reduced its groups, to compare ranks by.
         complete: whether DDP reduced its last bucket since this was last unset; the buckets go in order.
     """
 
@@ -34,7 +38,11 @@ class Traffic:
     reductions: int = 0
     reduced_bytes: int = 0
     gathered_bytes: int = 0
+    order: int = 0
     complete: bool = True
+
+    def note(self, group: int) -> None:
+        self.order = (31 * self.order + group + 1) % ORDERS
 
     def so_far(self) -> tuple[int, int, int, int]:
         return self.sync_calls, self.reductions, self.reduced_bytes, self.gathered_bytes
@@ -88,10 +96,10 @@ def _of_ddp(ddp: DistributedDataParallel) -> Traffic:
 def _of_shards(model: nn.Module) -> Traffic:
     groups = shard_groups(model)
     traffic = next((each._reduce_scatter_comm.traffic for each in groups if _counts(each)), None) or Traffic()
-    for group in groups:
+    for number, group in enumerate(groups):
         if not _counts(group):
-            group._reduce_scatter_comm = _Reducing(group._reduce_scatter_comm, traffic)
-            group._all_gather_comm = _Gathering(group._all_gather_comm, traffic)
+            group._reduce_scatter_comm = _Reducing(group._reduce_scatter_comm, traffic, number)
+            group._all_gather_comm = _Gathering(group._all_gather_comm, traffic, number)
     return traffic
 
 
@@ -102,8 +110,8 @@ def _counts(group: Any) -> bool:
 class _Counting:
     """An FSDP2 communication method that counts and leaves the rest to the one that was set."""
 
-    def __init__(self, inner: Any, traffic: Traffic) -> None:
-        self.inner, self.traffic = inner, traffic
+    def __init__(self, inner: Any, traffic: Traffic, group: int) -> None:
+        self.inner, self.traffic, self.group = inner, traffic, group
 
     def allocate(self, *args: Any, **options: Any) -> Any:
         return self.inner.allocate(*args, **options)
@@ -113,10 +121,12 @@ class _Reducing(_Counting):
     def __call__(self, output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
         self.traffic.reductions += 1
         self.traffic.reduced_bytes += input_tensor.nbytes
+        self.traffic.note(self.group)
         return self.inner(output_tensor, input_tensor, *args, **options)
 
 
 class _Gathering(_Counting):
     def __call__(self, output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
         self.traffic.gathered_bytes += output_tensor.nbytes
+        self.traffic.note(self.group)
         return self.inner(output_tensor, input_tensor, *args, **options)

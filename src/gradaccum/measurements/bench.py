@@ -65,10 +65,17 @@ def find_device(name: str) -> torch.device:
 
 
 def make_optimizer(model: nn.Module, settings: SGD | AdamW, **changes: Any) -> Optimizer:
-    """torch's fused optimizer over the model's parameters (on the CPU too, where it saves a third of a small step)."""
+    """torch's fused optimizer over the model's parameters (on the CPU too, where it saves a third of a small step).
+
+    Sharded parameters take torch's default: it has no fused SGD for them.
+    """
     kind = torch.optim.SGD if isinstance(settings, SGD) else torch.optim.AdamW
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return kind(parameters, **{**settings_of(settings), **changes}, fused=True)
+    return kind(
+        parameters,
+        **{**settings_of(settings), **changes},
+        fused=not any(hasattr(parameter, "full_tensor") for parameter in parameters),
+    )
 
 
 def state_by_name(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -46,10 +46,16 @@ class Trace:
 
 
 def take_step(
-    bench: Bench, step: TrainingStep, window: Sequence[Batch], *, settings: SGD | AdamW, dtype: torch.dtype
+    bench: Bench,
+    step: TrainingStep,
+    window: Sequence[Batch],
+    *,
+    settings: SGD | AdamW,
+    dtype: torch.dtype,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> Trace:
-    """Let `step` take one window on a new model and watch the optimizer."""
-    model = bench.model(dtype)
+    """Let `step` take one window on a new model, wrapped if need be, and watch the optimizer."""
+    model = wrap(bench.model(dtype))
     optimizer = make_optimizer(model, settings)
     seen: list[Named] = []
 
@@ -141,8 +147,18 @@ def scale_of(bench: Bench, window: Sequence[Batch], *, settings: SGD | AdamW, dt
 
 
 def wide(named: Iterable[tuple[str, Tensor | None]]) -> Named:
-    """Copies in float64 on the CPU, without what is None."""
-    return {name: value.detach().to("cpu", torch.float64, copy=True) for name, value in named if value is not None}
+    """Copies in float64 on the CPU, whole where they are sharded, without what is None; DDP adds nothing to a name."""
+    return {
+        name.removeprefix("module."): whole(value.detach()).to("cpu", torch.float64, copy=True)
+        for name, value in named
+        if value is not None
+    }
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a sharded tensor; every rank must ask for it."""
+    full_tensor = getattr(tensor, "full_tensor", None)
+    return full_tensor() if full_tensor else tensor
 
 
 def norm(named: Named) -> float:

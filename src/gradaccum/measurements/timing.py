@@ -11,6 +11,7 @@ from functools import partial
 from itertools import cycle
 from statistics import fmean, median
 from time import perf_counter, thread_time
+from typing import TypeVar
 
 import torch
 
@@ -19,6 +20,8 @@ from gradaccum.engine.batching import Batch, BatchPlan, windows
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
 from gradaccum.measurements.setup import SGD, AdamW, Progress
+
+Visited = TypeVar("Visited")
 
 WARM_UP = 2
 """Untimed steps before the timed ones of a visit: they pay for first allocations and the optimizer's state."""
@@ -183,7 +186,7 @@ def within(
     return {plan: max(1, min(count, int(count * share))) for plan, count in steps.items()}
 
 
-def shuffled_rounds(plans: Sequence[BatchPlan], rounds: int, *, seed: int) -> list[BatchPlan]:
+def shuffled_rounds(plans: Sequence[Visited], rounds: int, *, seed: int) -> list[Visited]:
     """Every plan once a round, in an order of each round's own, so that the machine's drift spreads over all."""
     shuffle = random.Random(seed)
     return [plan for _ in range(rounds) for plan in shuffle.sample(plans, len(plans))]

@@ -75,6 +75,26 @@ def ablation(curve: Curve, tables: Tables) -> Figure:
     return _finish(figure, panels, "optimizer step")
 
 
+def distributed(curve: Curve, tables: Tables) -> Figure:
+    """Bytes reduced in a window, and the step time, against N, for every way over ranks."""
+    del tables
+    figure, (traffic, time) = _axes(2)
+    for (name, points), marker in zip(curve.series().items(), cycle("osv^D"), strict=False):
+        timed = [point for point in points if "median_step_ms" in point]
+        if not timed:
+            continue
+        steps = _column(timed, "accum_steps")
+        kilobytes = [value / 1000 for value in _column(timed, "reduced_bytes")]
+        traffic.plot(steps, kilobytes, label=name, marker=marker, alpha=0.7)
+        time.plot(steps, _column(timed, "median_step_ms"), label=name, marker=marker, alpha=0.7)
+    for axes in (traffic, time):
+        _log2(axes, [point["accum_steps"] for point in curve.points if "median_step_ms" in point])
+        axes.set_yscale("log")
+    traffic.set(ylabel="kB of gradients reduced a window", title="Synced last: the same, whatever N")
+    time.set(ylabel="ms per optimizer step", title="Step time over ranks")
+    return _finish(figure, (traffic, time), "accumulation steps N")
+
+
 _DRAW: Mapping[str, Mapping[str, Callable[[Curve, Tables], Figure]]] = {
     "throughput": {"throughput": cost_figures.throughput},
     "equivalence": {"equivalence": equivalence},
@@ -82,5 +102,6 @@ _DRAW: Mapping[str, Mapping[str, Callable[[Curve, Tables], Figure]]] = {
     "memory": {"memory": cost_figures.memory},
     "plan": {"plan": cost_figures.plan},
     "efficiency": {"efficiency": value_figures.learning, "noise_scale": value_figures.noise_scale},
+    "distributed": {"distributed": distributed},
     "scaling": {"linear_scaling": value_figures.linear_scaling, "half_life": value_figures.half_life},
 }

@@ -35,7 +35,7 @@ class Measured:
 
     @classmethod
     def read(cls, root: Path = OUTPUTS) -> Measured:
-        stages = ("throughput", "equivalence", "ablation", "memory", "plan", "efficiency", "scaling")
+        stages = ("throughput", "equivalence", "ablation", "memory", "plan", "efficiency", "scaling", "distributed")
         tables = (("ablation", "losses"), ("efficiency", "learning"), ("throughput", "frontier"))
         return cls(
             curves={stage: read_curve(root / stage / "accum-curve.json") for stage in stages},
@@ -54,6 +54,8 @@ def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
         "memory": memory_table(measured.curves["memory"]),
         "plan": plan_table(measured.curves["plan"]),
         "efficiency": efficiency_table(measured.curves["efficiency"]),
+        "distributed_bytes": distributed_table(measured.curves["distributed"], "reduced_bytes"),
+        "distributed_time": distributed_table(measured.curves["distributed"], "median_step_ms"),
         "worth": worth_table(measured.curves["efficiency"], measured.curves["throughput"]),
     }
     drawn = [figures.of_stage(curve, measured.tables) for curve in measured.curves.values()]
@@ -124,6 +126,12 @@ def efficiency_table(curve: Curve) -> Table:
     """One row an arm."""
     keys = ("effective_batch", "steps", "lr", "validation_loss", "validation_accuracy", "noise_scale")
     return [{key: point[key] for key in keys} for point in main_series(curve)]
+
+
+def distributed_table(curve: Curve, y: str) -> Table:
+    """One row an N, one column a way to spread a window over ranks, without what was not timed."""
+    timed = {name: [each for each in points if y in each] for name, points in curve.series().items()}
+    return list(_wide({name: points for name, points in timed.items() if points}, "accum_steps", y))
 
 
 def _wide(series: Mapping[str, list[Row]] | Mapping[str, list[Point]], x: str, y: str) -> Iterator[Row]:

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from gradaccum import Accumulator, ConfigError
+from gradaccum.measurements import rank_sweep
+from gradaccum.measurements.distributed import Config, measure
+from gradaccum.measurements.rank_results import outcome_of
+from gradaccum.measurements.setup import Setup, no_progress
+from gradaccum.measurements.spread import Way, layers_of, uneven_share
+from gradaccum.results.outcome import Outcome
+from tests.distributed.pool import Pool
+
+
+def config(**changes: Any) -> Config:
+    given: dict[str, Any] = {
+        "world_size": 2,
+        "strategies": ["ddp", "fsdp2"],
+        "micro_batch": 4,
+        "accum_steps": [1, 3],
+        "num_steps": 2,
+        "repeats": 1,
+        "optimizer": "adamw",
+        "tolerance": 1e-4,
+        "timeout_s": 20,
+    }
+    return Config(**{**given, **changes})
+
+
+def measured(config: Config, setup: Setup) -> Outcome:
+    """What `measure` does in the process group that torchrun would make."""
+    return outcome_of(rank_sweep.sweep(config, setup, no_progress), config)
+
+
+@pytest.fixture(scope="module")
+def outcome(ranks: Pool) -> Outcome:
+    from gradaccum.config import read_params, shared
+
+    return ranks(2, measured, config(), shared(read_params(), Setup))[0]
+
+
+def test_every_way_over_ranks_is_the_full_batch(outcome: Outcome) -> None:
+    assert outcome.failures == []
+    assert outcome.metrics["equivalent"] is True
+    assert outcome.metrics["max_grad_rel_diff_float64"] < 1e-14
+    assert outcome.metrics["optimizer_steps_per_window"] == 1
+
+
+def test_the_usual_mistake_over_ranks_is_rejected(outcome: Outcome) -> None:
+    assert outcome.metrics["mean_of_rank_means_rejected"] is True
+    (control,) = (point for point in outcome.curve.points if point["series"].startswith("control/"))
+    assert control["grad_rel_diff_float64"] > 1e-3
+    assert control["cut"] == [[4, 2], [4, 4, 4, 4, 2]] or control["cut"] == [[2], [4, 2]]
+
+
+def test_syncing_last_reduces_once_and_every_time_n_times(outcome: Outcome) -> None:
+    points = {(each["series"], each["accum_steps"]): each for each in outcome.curve.points if "reductions" in each}
+    for strategy in ("ddp", "fsdp2"):
+        once = points[f"{strategy}/last", 1]
+        for steps in (1, 3):
+            last, every = points[f"{strategy}/last", steps], points[f"{strategy}/every", steps]
+            assert last["reductions"] == once["reductions"] > 0
+            assert every["reductions"] == steps * once["reductions"]
+            assert every["reduced_bytes"] == steps * last["reduced_bytes"]
+            assert (last["sync_calls"], every["sync_calls"]) == (2, 2 * steps)
+        assert outcome.metrics[f"{strategy}/reduced_bytes_ratio"] == 3
+    assert points["ddp/last", 3]["gathered_bytes"] == 0
+    assert points["fsdp2/gathered", 3]["gathered_bytes"] < points["fsdp2/last", 3]["gathered_bytes"]
+
+
+def test_points_carry_what_the_schema_promises(outcome: Outcome) -> None:
+    assert outcome.curve.x == "accum_steps"
+    assert next(iter(outcome.curve.series())) == "ddp/last"
+    for point in outcome.curve.points:
+        assert point["world_size"] == 2
+        assert point["effective_batch"] == 4 * 2 * point["accum_steps"] or "cut" in point
+    assert {"ddp/last/uneven", "fsdp2/every/uneven"} <= set(outcome.curve.series())
+
+
+def syncing_every_time(config: Config, setup: Setup) -> Outcome:
+    """Whatever was asked for."""
+    way = Way.accumulator
+    Way.accumulator = lambda self, *args, **options: way(dataclasses.replace(self, sync="every"), *args, **options)
+    try:
+        return measured(config, setup)
+    finally:
+        Way.accumulator = way
+
+
+def test_a_window_that_syncs_too_often_fails_the_claim(ranks: Pool, setup: Setup) -> None:
+    failures = ranks(2, syncing_every_time, config(strategies=["ddp"]), setup)[0].failures
+    assert "rank 0: ddp, N=3: 3 reductions a window with sync='last' and 3 with 'every', not 3 times." in failures
+    assert any(failure.startswith("rank 1: ddp, N=3: some window of sync='last'") for failure in failures)
+
+
+def undivided(config: Config, setup: Setup) -> Outcome:
+    """Rank 1 alone weighs its part twice."""
+    shares = Accumulator._shares
+
+    def wrong(self: Accumulator, totals: Any) -> list[float]:
+        return [share * (1 + dist.get_rank()) for share in shares(self, totals)]
+
+    Accumulator._shares = wrong
+    try:
+        return measured(config, setup)
+    finally:
+        Accumulator._shares = shares
+
+
+def test_a_wrong_gradient_fails_the_claim_and_is_named(ranks: Pool, setup: Setup) -> None:
+    outcome = ranks(2, undivided, config(strategies=["ddp"], accum_steps=[2]), setup)[0]
+    assert outcome.metrics["equivalent"] is False
+    assert any("ddp/last, N=2: in float64 the gradient of" in failure for failure in outcome.failures)
+    assert any("unevenly shared" in failure for failure in outcome.failures)
+
+
+def stepping_twice_on_one_rank(config: Config, setup: Setup) -> Outcome:
+    advance = Accumulator._advance
+
+    def twice(self: Accumulator, *, applied: bool, counted: bool) -> None:
+        for _ in range(1 + dist.get_rank()):
+            advance(self, applied=applied, counted=counted)
+
+    Accumulator._advance = twice
+    try:
+        return measured(config, setup)
+    finally:
+        Accumulator._advance = advance
+
+
+def test_an_optimizer_that_steps_twice_on_one_rank_fails_the_claim(ranks: Pool, setup: Setup) -> None:
+    failures = ranks(2, stepping_twice_on_one_rank, config(strategies=["ddp"], accum_steps=[2]), setup)[0].failures
+    assert "rank 0: ddp/last, N=2: the optimizer stepped 2 times in one window on some rank, not once." in failures
+
+
+@pytest.mark.parametrize("workload", ["dictionary", "definitions"])
+def test_text_is_the_full_batch_over_ranks_as_well(
+    ranks: Pool, make_setup: Callable[..., Setup], workload: str
+) -> None:
+    """Tied weights, and targets that differ by rank."""
+    small = config(micro_batch=1, accum_steps=[2], num_steps=1, optimizer="sgd")
+    assert ranks(2, measured, small, make_setup(workload))[0].failures == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world_size": 1}, "world_size"),
+        ({"strategies": ["zero"]}, "strategies"),
+        ({"strategies": []}, "strategies"),
+        ({"strategies": ["ddp", "ddp"]}, "ddp more than once"),
+        ({"accum_steps": [1], "micro_batch": 1}, "could not tell right from wrong"),
+        ({"tolerance": 0.0}, "tolerance"),
+    ],
+    ids=str,
+)
+def test_a_section_that_cannot_be_right_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_one_process_is_told_how_to_start_several(setup: Setup) -> None:
+    with pytest.raises(ConfigError, match="torchrun --standalone --nproc-per-node=2"):
+        measure(config(), setup)
+
+
+def test_another_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match=r"started 4 ranks, but distributed.world_size is 2"):
+        measure(config(), setup)
+
+
+@pytest.mark.parametrize(("micro_batch", "accum_steps", "world_size"), [(4, 1, 2), (1, 2, 2), (4, 3, 3), (5, 3, 4)])
+def test_an_uneven_share_has_as_many_samples_in_unequal_parts(
+    micro_batch: int, accum_steps: int, world_size: int
+) -> None:
+    share = uneven_share(micro_batch, accum_steps, world_size)
+    assert len(share) == world_size
+    assert sum(map(sum, share)) == micro_batch * accum_steps * world_size
+    assert sum(share[0]) < sum(share[-1])
+    assert max(map(max, share)) <= micro_batch
+
+
+def test_layers_that_share_a_parameter_stay_together() -> None:
+    apart = nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))
+    assert list(layers_of(apart)) == [apart[0], apart[2]]
+    apart[2].weight = apart[0].weight
+    assert list(layers_of(apart)) == []
