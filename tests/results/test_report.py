@@ -115,7 +115,7 @@ def measured() -> Measured:
             "ablation": {},
             "efficiency": EFFICIENCY,
             "scaling": SCALING,
-            "distributed": {},
+            "distributed": {"ddp/step_time_ratio": 2.5, "ddp/reduced_bytes_ratio": 16.0},
         },
         tables={
             "losses": [
@@ -170,6 +170,7 @@ def test_the_recipe_shows_the_damage_as_measured(measured: Measured, tmp_path: P
     assert "| naive: the loss is not divided | sgd | 8 | 0.12 | diverged at step 4 |" in page
     assert "sgd/scaled 0.25" in page
     assert "flattens at effective batch 64" in page
+    assert "at N=16, a step took 2.5 times as long with ddp" in page
     assert "cpu Abacus 1, torch 2.13.0, python 3.11.7" in page
     assert len(page.splitlines()) < 80
 

@@ -62,6 +62,7 @@ steps than were meant. The right loop's: {right}
 - {equivalence}
 - {throughput}
 - {flattens}
+- {over_ranks}
 - {memory}
 - {plan}
 
@@ -94,6 +95,7 @@ def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics, *,
         worth="\n".join(f"- {line}" for line in worth_sentences(worth, metrics["efficiency"], metrics["throughput"])),
         **_expectations(metrics["equivalence"], metrics["throughput"]),
         **_settings(metrics["memory"], metrics["plan"]),
+        over_ranks=_over_ranks(metrics["distributed"]),
     )
 
 
@@ -112,6 +114,16 @@ def _expectations(equivalence: Metrics, throughput: Metrics) -> dict[str, str]:
             "stay within 5 % of their limit."
         ),
     }
+
+
+def _over_ranks(distributed: Metrics) -> str:
+    times = {key.partition("/")[0]: value for key, value in distributed.items() if key.endswith("/step_time_ratio")}
+    steps = max(round(value) for key, value in distributed.items() if key.endswith("/reduced_bytes_ratio"))
+    longer = ", ".join(f"{value:.2g} times as long with {strategy}" for strategy, value in sorted(times.items()))
+    return (
+        "Over ranks, reducing on every micro-batch moves N times the gradient bytes for the same gradient; here, on "
+        f"one machine and at N={steps}, a step took {longer}."
+    )
 
 
 def _settings(memory: Metrics, plan: Metrics) -> dict[str, str]:
