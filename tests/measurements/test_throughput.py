@@ -198,3 +198,17 @@ def test_more_micro_batches_than_an_epoch_go_through_it_again(make_setup: Callab
 def test_a_value_that_cannot_be_right_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         config(**changes)
+
+
+def test_a_step_shorter_than_what_is_paid_once_still_leaves_its_micro_batch_some_time(
+    monkeypatch: pytest.MonkeyPatch, setup: Setup
+) -> None:
+    def timed(timer: timing.Timer, accumulator: Accumulator, window: Sequence[Batch]) -> timing.TimedStep:
+        del timer
+        result = accumulator.step(window)
+        noisy = result.samples == 12 and result.micro_batches == 1
+        return timing.TimedStep(result, 0.3 if noisy else 0.2 * len(window) + 0.5)
+
+    monkeypatch.setattr(timing.Timer, "timed", timed)
+    rows = measure(config(), setup).tables["frontier"]
+    assert [row["t_micro_ms"] for row in rows if row["micro_batch"] == 12] == [pytest.approx(0.3)]

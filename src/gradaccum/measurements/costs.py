@@ -95,5 +95,6 @@ class Costs:
         return Fitted.of(self.curve)
 
     def t_micro_ms(self, each: Measured) -> float:
-        """One micro-batch's time at that point, with what is paid once a step taken off."""
-        return max(0.0, each.ms - self.fit.best.t_step_ms) / each.plan.accum_steps
+        """One micro-batch's time at that point, with what is paid once a step taken off, if noise leaves anything."""
+        left = each.ms - self.fit.best.t_step_ms
+        return (left if left > 0 else each.ms) / each.plan.accum_steps
