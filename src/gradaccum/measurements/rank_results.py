@@ -150,9 +150,10 @@ def findings(sweep: Sweep, config: Config, fits: Mapping[Strategy, SyncTimeFit])
         fit = fits[strategy]
         yield (
             f"{strategy}, N={most}: syncing on the last micro-batch only takes {per_window(last, 'reductions')} "
-            f"reductions and {per_window(last, 'reduced_bytes') / 1000:.4g} kB of gradients a window instead of "
-            f"{per_window(every, 'reductions')} and {per_window(every, 'reduced_bytes') / 1000:.4g} kB; a step takes "
-            f"{median(last.wall_ms):.3g} ms instead of {median(every.wall_ms):.3g}."
+            f"instead of {per_window(every, 'reductions')} reductions a window, for "
+            f"{per_window(last, 'reduced_bytes') / 1000:.4g} instead of "
+            f"{per_window(every, 'reduced_bytes') / 1000:.4g} kB of gradients, and a step "
+            f"{median(last.wall_ms):.3g} instead of {median(every.wall_ms):.3g} ms."
         )
         yield (
             f"{strategy}: step time = N x {fit.t_micro_ms:.3g} ms + syncs x {fit.t_sync_ms:.3g} ms + "
