@@ -42,7 +42,7 @@ OBJECTIVE, BATCHING, FITTING, RANKS = (
 STEPS, PRECISIONS, FITS = (f"tests/engine/test_{name}.py" for name in ("accumulator", "precision", "fitting"))
 OVER_RANKS = "tests/distributed"
 
-ONE_MICRO_BATCH_DONE = "            losses.append(list(map(Tensor.detach, sums)))\n"
+ONE_MICRO_BATCH_DONE = "            absorb()\n"
 
 HARMLESS = Mutant(
     "nothing is broken",
@@ -105,8 +105,8 @@ MUTANTS = [
     Mutant(
         "the reported loss is divided by N as well",
         STEP_RESULT,
-        "return self.sum(term) / total if",
-        "return self.sum(term) / total / len(self.losses) if",
+        "math.fsum([loss.item() for loss in losses]) / total)",
+        "math.fsum([loss.item() for loss in losses]) / total / len(self.losses))",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
@@ -219,15 +219,15 @@ MUTANTS = [
     Mutant(
         "every backward syncs",
         ACCUMULATOR,
-        'synced = number == work.all_passes or self.sync == "every"\n            with self._syncing',
-        "synced = True\n            with self._syncing",
+        "synced = number == last or every",
+        "synced = True",
         f"{STEPS}::test_a_step_reports_its_window",
     ),
     Mutant(
         "backward runs under autocast",
         ACCUMULATOR,
-        "            with self._syncing(synced):",
-        "            with self._syncing(synced), torch.autocast('cpu', torch.bfloat16):",
+        "            with syncing(synced):",
+        "            with syncing(synced), torch.autocast('cpu', torch.bfloat16):",
         f"{PRECISIONS}::test_forward_and_loss_run_under_autocast_and_backward_does_not",
     ),
     Mutant(
@@ -317,22 +317,22 @@ MUTANTS = [
     Mutant(
         "the first micro-batch syncs instead of the last",
         ACCUMULATOR,
-        'synced = number == work.all_passes or self.sync == "every"\n            with self._syncing',
-        'synced = number == 1 or self.sync == "every"\n            with self._syncing',
+        "synced = number == last or every",
+        "synced = number == 1 or every",
         f"{OVER_RANKS}/test_gradients.py::test_ranks_step_as_one_process_on_the_full_batch",
     ),
     Mutant(
         "the first micro-batch syncs as well",
         ACCUMULATOR,
-        'synced = number == work.all_passes or self.sync == "every"\n            with self._syncing',
-        'synced = number in (1, work.all_passes) or self.sync == "every"\n            with self._syncing',
+        "synced = number == last or every",
+        "synced = number in (1, last) or every",
         f"{OVER_RANKS}/test_traffic.py::test_ddp_reduces_once_a_window_and_n_times_where_asked",
     ),
     Mutant(
         "forward runs outside no_sync",
         ACCUMULATOR,
-        "            with self._syncing(synced):\n                sums = loss_sums(self.model, batch)\n",
-        "            sums = loss_sums(self.model, batch)\n            with self._syncing(synced):\n",
+        "            with syncing(synced):\n                sums = loss_sums(model, batch)\n",
+        "            sums = loss_sums(model, batch)\n            with syncing(synced):\n",
         f"{OVER_RANKS}/test_traffic.py::test_ddp_reduces_once_a_window_and_n_times_where_asked",
     ),
     Mutant(

@@ -167,21 +167,23 @@ class Accumulator:
         loss_sums = autocast(self.precision, self._gradients.device, self.objective.loss_sums)
         seeds: list[Tensor] = []
         losses: list[list[Tensor]] = []
+        model, syncing, traffic, absorb = self.model, self._syncing, self._traffic, self._gradients.absorb
+        one_term, last, every = len(shares) == 1, work.all_passes, self.sync == "every"
         for number, (batch, of_batch) in enumerate(work.passes, start=1):
-            synced = number == work.all_passes or self.sync == "every"
-            with self._syncing(synced):
-                sums = loss_sums(self.model, batch)
+            synced = number == last or every
+            with syncing(synced):
+                sums = loss_sums(model, batch)
                 if not seeds:
                     self._look_once(sums)
                     seeds = self._seeds.of(sums, shares)
-                if all(of_batch):
+                if one_term or all(of_batch):
                     torch.autograd.backward(sums, seeds)
                 else:
                     torch.autograd.backward(list(compress(sums, of_batch)), list(compress(seeds, of_batch)))
             note(of_batch[0], shares[0])
-            self._gradients.absorb()
-            losses.append(list(map(Tensor.detach, sums)))
-            self._traffic.sync_calls += synced
+            absorb()
+            losses.append([loss_sum.detach() for loss_sum in sums])
+            traffic.sync_calls += synced
         return LossSums(losses, [of_batch for _, of_batch in work.passes], work.totals)
 
     def _replay(self, work: Work) -> None:

@@ -15,6 +15,8 @@ from gradaccum.engine.batching import Batch
 from gradaccum.engine.gradients import HALF
 from gradaccum.errors import BatchError, ConfigError
 
+NUMBERS = frozenset({int, float})
+
 ONE_TERM: Mapping[str, float] = {"": 1.0}
 """An objective of one term, which needs no name."""
 
@@ -65,10 +67,12 @@ class Objective:
         if self.weights is not None:
             returned = [count for counts in returned for count in self._by_term(counts, "count")]
         terms = len(self.terms)
-        for index, count in enumerate(numbers := _numbers(returned)):
+        if not NUMBERS.issuperset(map(type, returned)):
+            returned = _read(returned)
+        for index, count in enumerate(returned):
             if not isinstance(count, int | float) or not 0 <= count < math.inf:
                 raise _no_count(index // terms, count)
-        return list(zip(*[iter(numbers)] * terms, strict=True))
+        return list(zip(*[iter(returned)] * terms, strict=True))
 
     def totals(self, window: Sequence[Batch]) -> list[float]:
         """Targets of the whole window, one count a term: what divides its loss."""
@@ -135,17 +139,15 @@ class Objective:
             if class_weights is not None:
                 return class_weights.to(labels.device, torch.float64)[labels[labels != ignore_index]].sum()
             if labels.is_cpu and labels.numel() <= FEW:
-                flat: list[int] = labels.flatten().tolist()
+                flat: list[int] = (labels if labels.dim() == 1 else labels.flatten()).tolist()
                 return len(flat) - flat.count(ignore_index)
             return torch.count_nonzero(labels != ignore_index)
 
         return cls(loss_sum, count)
 
 
-def _numbers(counts: Sequence[Any]) -> Sequence[Any]:
+def _read(counts: Sequence[Any]) -> list[Any]:
     """Counts as plain numbers; those on an accelerator are read with one copy."""
-    if not any(isinstance(count, Tensor) for count in counts):
-        return counts
     away = [count for count in counts if isinstance(count, Tensor) and not count.is_cpu]
     read = iter(torch.stack(away).tolist() if away else ())
     return [

@@ -35,7 +35,7 @@ Pass = tuple[Batch, Sequence[float]]
 """A micro-batch and its targets, one count a term."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
     """A window as this rank goes through it.
 

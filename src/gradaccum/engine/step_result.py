@@ -46,7 +46,7 @@ class StepResult:
     skip_reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LossSums:
     """Detached loss sums of a window, and the counts that divide them: `[micro-batch][term]`, and `[term]`."""
 
@@ -59,11 +59,19 @@ class LossSums:
         return [self._mean(term, total) for term, total in enumerate(self.totals)]
 
     def _mean(self, term: int, total: float) -> Tensor:
-        return self.sum(term) / total if total else torch.tensor(math.nan)
+        if not total:
+            return torch.tensor(math.nan)
+        losses = self._of(term)
+        if losses and losses[0].is_cpu:  # where reading a number waits for nothing, and costs less than a kernel
+            return losses[0].new_full((), math.fsum([loss.item() for loss in losses]) / total)
+        return self.sum(term) / total
+
+    def _of(self, term: int) -> list[Tensor]:
+        return [of_batch[term] for of_batch, counts in zip(self.losses, self.counts, strict=True) if counts[term]]
 
     def sum(self, term: int) -> Tensor:
         """Loss sum of one term; 0 where no micro-batch has a target of it."""
-        losses = [of_batch[term] for of_batch, counts in zip(self.losses, self.counts, strict=True) if counts[term]]
+        losses = self._of(term)
         if not losses:
             return torch.zeros(())
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
