@@ -238,13 +238,6 @@ MUTANTS = [
         "tests/engine/test_state.py::test_a_run_resumed_in_a_new_process_continues_bit_for_bit",
     ),
     Mutant(
-        "a window starts from the seed of the first one",
-        "src/gradaccum/engine/seeds.py",
-        "if wanted != self._made_for:",
-        "if not self._made:",
-        f"{STEPS}::test_a_last_short_window_is_divided_by_its_own_count_and_leaks_nothing",
-    ),
-    Mutant(
         "windows leave out the last short one",
         BATCHING,
         "if drop_last and len(window) < accum_steps:",

@@ -135,3 +135,16 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None
 def test_a_top_level_key_that_nothing_reads_is_refused() -> None:
     with pytest.raises(ConfigError, match="'througput' is read by no stage"):
         refuse_unknown({"throughput": {}, "througput": {}}, {"throughput"})
+
+
+@pytest.mark.parametrize("text", ["seed: 2020-13-45\n", "seed: !!int abc\n", "seed: " + 5000 * "9" + "\n", 3000 * "["])
+def test_yaml_that_python_cannot_read_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="is no YAML"):
+        read_params(tmp_path / "params.yaml")
+
+
+def test_a_huge_effective_batch_is_answered_at_once() -> None:
+    params = {"ablation": {**PARAMS["ablation"], "effective_batch": 1_000_000_000_001}}
+    with pytest.raises(ConfigError, match="does not divide effective_batch=1000000000001"):
+        section(params, "ablation", ablation.Config)

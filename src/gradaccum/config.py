@@ -30,10 +30,10 @@ _Loader.add_implicit_resolver(
 def read_params(path: Path = PARAMS) -> dict[str, Any]:
     """The whole file, not validated."""
     try:
-        data = yaml.load(path.read_text(), _Loader)
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing from {Path.cwd()}. Run from the project's root.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no sections. Restore it with `git checkout {path}`.")

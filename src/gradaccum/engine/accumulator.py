@@ -19,9 +19,8 @@ from gradaccum.engine.objective import Objective
 from gradaccum.engine.observer import NoObserver, Note, Observer
 from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
 from gradaccum.engine.ranks import Work, buffers_unchanged, ranks_of
-from gradaccum.engine.seeds import Seeds
-from gradaccum.engine.state import restore, state_of
-from gradaccum.engine.step_result import LossSums, StepResult, weighted_sum
+from gradaccum.engine.state import require_boundary, restore, state_of
+from gradaccum.engine.step_result import LossSums, StepResult
 from gradaccum.engine.traffic import traffic_of
 
 __all__ = ["Accumulator", "StepResult"]
@@ -97,7 +96,8 @@ class Accumulator:
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
-        self._fitting, self._seeds = Fitting(), Seeds()
+        self._fitting = Fitting()
+        self._stepped = preflight.stepped_by(optimizer)
         self._in_window = self._looked = False
 
     def step(self, window: Sequence[Batch]) -> StepResult:
@@ -111,20 +111,22 @@ class Accumulator:
             BatchError: the window is empty, a count is no number of targets, or the objective gives no scalar.
             RankError: another rank is gone.
         """
+        require_boundary("step()", in_window=self._in_window)
+        preflight.require_same_parameters(self._stepped, self.optimizer)
         before = self._traffic.so_far()
         self._in_window = True
         try:
             with self._ranks.explain():
                 work, sums, grad_norm = self._gather(window)
+            means = sums.means()
             skip_reason = self._skip_reason(sums.totals, grad_norm)
             self._advance(applied=not skip_reason, counted=any(sums.totals))
         finally:
             self._in_window = False
         for callback in () if skip_reason else self.after_step:
             callback(self.model)
-        means = sums.means()
         return StepResult(
-            loss=weighted_sum(means, self.objective.terms.values()) if self.objective.weights else means[0],
+            loss=sums.weighted(means, self.objective.terms.values()) if self.objective.weights else means[0],
             grad_norm=grad_norm,
             count=sums.totals[0],
             samples=work.samples,
@@ -165,7 +167,6 @@ class Accumulator:
         """Forward and backward of every micro-batch that has targets; returns this rank's loss sums."""
         shares = self._shares(work.totals)
         loss_sums = autocast(self.precision, self._gradients.device, self.objective.loss_sums)
-        seeds: list[Tensor] = []
         losses: list[list[Tensor]] = []
         model, syncing, traffic, absorb = self.model, self._syncing, self._traffic, self._gradients.absorb
         one_term, last, every = len(shares) == 1, work.all_passes, self.sync == "every"
@@ -173,9 +174,11 @@ class Accumulator:
             synced = number == last or every
             with syncing(synced):
                 sums = loss_sums(model, batch)
-                if not seeds:
+                if not self._looked:
                     self._look_once(sums)
-                    seeds = self._seeds.of(sums, shares)
+                # As its seed a share scales backward without a division node. Each pass needs seeds of its own: a
+                # parameter that a loss only views takes its seed for its gradient.
+                seeds = [loss_sum.new_full((), share) for loss_sum, share in zip(sums, shares, strict=True)]
                 if one_term or all(of_batch):
                     torch.autograd.backward(sums, seeds)
                 else:
@@ -205,9 +208,8 @@ class Accumulator:
         return [scale * weight / total if total else 0.0 for weight, total in zip(weights, totals, strict=True)]
 
     def _look_once(self, sums: Sequence[Tensor]) -> None:
-        if not self._looked:
-            self._looked = True
-            preflight.meet_reentrant_checkpoints(sums, several_ranks=self._ranks.world_size > 1)
+        self._looked = True
+        preflight.meet_reentrant_checkpoints(sums, several_ranks=self._ranks.world_size > 1)
 
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
         if not any(totals):
@@ -234,12 +236,14 @@ class Accumulator:
         Raises:
             StateError: asked for in the middle of a window, whose gradient it could not hold.
         """
-        return state_of(self, in_window=self._in_window)
+        require_boundary("state_dict()", in_window=self._in_window)
+        return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was asked for; load the model's own state before.
 
         Raises:
-            StateError: the state is of an accumulator with other parts, which could not continue.
+            StateError: the state is of an accumulator with other parts, which could not continue; or a window is open.
         """
+        require_boundary("load_state_dict()", in_window=self._in_window)
         restore(self, state)

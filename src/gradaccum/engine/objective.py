@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -130,6 +131,7 @@ class Objective:
             if logits.dtype in HALF:
                 logits = logits.float()
             if logits.dim() > 2:
+                _require_alike(logits, labels)
                 logits, labels = logits.flatten(0, -2), labels.flatten()
             weight = None if class_weights is None else class_weights.to(logits)
             return F.cross_entropy(logits, labels, weight=weight, ignore_index=ignore_index, reduction="sum")
@@ -146,8 +148,17 @@ class Objective:
         return cls(loss_sum, count)
 
 
+def _require_alike(logits: Tensor, labels: Tensor) -> None:
+    if logits.shape[:-1] != labels.shape:
+        raise BatchError(
+            f"logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)} do not match, and "
+            "flattened they would be paired wrongly. Return logits [..., classes] for labels [...]."
+        )
+
+
 def _read(counts: Sequence[Any]) -> list[Any]:
     """Counts as plain numbers; those on an accelerator are read with one copy."""
+    counts = [count.item() if isinstance(count, np.generic) else count for count in counts]
     away = [count for count in counts if isinstance(count, Tensor) and not count.is_cpu]
     read = iter(torch.stack(away).tolist() if away else ())
     return [

@@ -140,6 +140,10 @@ def gradients_for(
     return NativeGradients(parameters) if accum_dtype is None else WideGradients(parameters, accum_dtype)
 
 
+LEAST_SCALE = 2.0**-14
+"""Halved further, the scaled loss would vanish in fp16; a loss that is not finite is not the scale's doing."""
+
+
 @dataclass
 class LossScale:
     """What the loss is multiplied by so that small gradients survive fp16, found by trial.
@@ -158,6 +162,6 @@ class LossScale:
         """Once a window, after its step was applied or skipped."""
         self.good_windows = 0 if overflowed else self.good_windows + 1
         if overflowed:
-            self.value /= 2
+            self.value = max(self.value / 2, LEAST_SCALE)
         elif self.good_windows == self.growth_interval:
             self.value, self.good_windows = self.value * 2, 0

@@ -170,3 +170,18 @@ def _replays_cuda_graphs(module: nn.Module) -> bool:
 
 def _named(name: str) -> str:
     return f"the model's module {name!r}" if name else "the model"
+
+
+def stepped_by(optimizer: Optimizer) -> int:
+    """How many parameters an optimizer steps."""
+    return sum([len(group["params"]) for group in optimizer.param_groups])
+
+
+def require_same_parameters(built_with: int, optimizer: Optimizer) -> None:
+    """Refuse parameters that joined the optimizer later: their gradients would be neither cleared nor clipped."""
+    now = stepped_by(optimizer)
+    if built_with != now:
+        raise ConfigError(
+            f"the optimizer steps {now} parameters, but had {built_with} when this Accumulator was built, and it would "
+            "neither clear nor clip the gradients of the others. Build it after the last change to the optimizer."
+        )

@@ -20,17 +20,17 @@ PARTS = ("scheduler", "loss_scale", "master_weights")
 """What an accumulator may lack."""
 
 
-def state_of(run: Accumulator, *, in_window: bool) -> dict[str, Any]:
-    """Copies of nothing: save it, or copy it, before the next window.
-
-    Raises:
-        StateError: it was asked for in mid-window.
-    """
+def require_boundary(call: str, *, in_window: bool) -> None:
+    """Refuse what only makes sense between windows."""
     if in_window:
         raise StateError(
-            "state_dict() was called in the middle of a window, and a gradient accumulated half cannot be continued. "
-            "Call it between two step() calls, or from after_step."
+            f"{call} was called in the middle of a window, and a gradient accumulated half can be neither continued "
+            "nor kept. Call it between two step() calls, or from after_step."
         )
+
+
+def state_of(run: Accumulator) -> dict[str, Any]:
+    """Copies of nothing: save it, or copy it, before the next window."""
     return {
         "steps": run.steps,
         "optimizer": run.optimizer.state_dict(),
@@ -47,6 +47,9 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
     Raises:
         StateError: it has other parts.
     """
+    missing = {"steps", "optimizer", "random", *PARTS} - state.keys()
+    if missing:
+        raise StateError(f"the state lacks {', '.join(sorted(missing))}. Give what Accumulator.state_dict() returned.")
     for part in PARTS:
         has, given = getattr(run, part) is not None, state[part] is not None
         if has != given:
@@ -54,7 +57,6 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
                 f"the state holds {'a' if given else 'no'} {part}, but this accumulator has "
                 f"{'one' if has else 'none'}, and the run would not continue. Build it with the same parts."
             )
-    run.steps = state["steps"]
     run.optimizer.load_state_dict(state["optimizer"])
     if run.scheduler is not None:
         run.scheduler.load_state_dict(state["scheduler"])
@@ -63,3 +65,4 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
     with torch.no_grad():
         gradients.copy([*(run.master_weights or ())], state["master_weights"] or [])
     set_random_state(state["random"])
+    run.steps = state["steps"]

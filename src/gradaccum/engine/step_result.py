@@ -76,8 +76,8 @@ class LossSums:
             return torch.zeros(())
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-
-def weighted_sum(means: Sequence[Tensor], weights: Iterable[float]) -> Tensor:
-    """The window's loss: its terms by their weights, without those that had no target; NaN where none had."""
-    present = [mean * weight for mean, weight in zip(means, weights, strict=True) if not math.isnan(mean)]
-    return torch.stack(present).sum() if present else torch.tensor(math.nan)
+    def weighted(self, means: Sequence[Tensor], weights: Iterable[float]) -> Tensor:
+        """The window's loss: its terms by their weights, without those that had no target; NaN where none had."""
+        parts = zip(means, weights, self.totals, strict=True)
+        present = [mean * weight for mean, weight, total in parts if total]
+        return torch.stack(present).sum() if present else torch.tensor(math.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -13,7 +14,7 @@ from gradaccum.workloads.choice import WorkloadChoice
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1, lt=2**40)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
@@ -73,7 +74,7 @@ class Setup:
 
     seed: Seed
     device: Literal["auto", "cpu", "cuda"]
-    threads: PositiveInt
+    threads: Annotated[PositiveInt, Field(le=1024)]
     workload: Annotated[WorkloadChoice, BeforeValidator(WorkloadChoice.parse)]
     optimizers: Optimizers
 
@@ -89,7 +90,8 @@ def require_divisors(effective_batch: int, accum_steps: Iterable[int]) -> None:
 
 
 def divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
 def require_distinct(name: str, values: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch
 from gradaccum.engine.objective import Objective
-from gradaccum.engine.step_result import LossSums, weighted_sum
+from gradaccum.engine.step_result import LossSums
 from gradaccum.measurements.comparison import TrainingStep
 
 Window = Sequence[Batch]
@@ -111,7 +111,8 @@ class Losses:
 
     def over_targets(self) -> Tensor:
         totals = [sum(of_term) for of_term in zip(*self.counts, strict=True)]
-        return weighted_sum(LossSums(self.sums, self.counts, totals).means(), self.objective.terms.values())
+        sums = LossSums(self.sums, self.counts, totals)
+        return sums.weighted(sums.means(), self.objective.terms.values())
 
 
 def clip(model: nn.Module, clip_norm: float | None) -> None:

@@ -101,12 +101,9 @@ class WorkloadChoice:
         module, _, factory = self.name.partition(":")
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        try:
-            make = getattr(import_module(module), factory)
-        except AttributeError as error:
-            raise ConfigError(
-                f"workload.name = {self.name!r}: {module} has no {factory!r}. Correct the name."
-            ) from error
+        make = getattr(import_module(module), factory, None)
+        if make is None:
+            raise ConfigError(f"workload.name = {self.name!r}: {module} has no {factory!r}. Correct the name.")
         return _require_workload(self.name, make(**self.options.get(factory, {})))
 
 
