@@ -40,7 +40,7 @@ def test_it_proposes_with_the_times_that_were_measured_here(project: Path) -> No
     assert result.exit_code == 0, result.output
     assert "Set micro_batch=64, accum_steps=2, world_size=1: effective batch 128" in result.output
     assert "ms a step" in result.output
-    assert "dvc exp run -S throughput.micro_batch=64" in result.output
+    assert "dvc exp run -S workload.name=digits -S throughput.micro_batch=64" in result.output
 
 
 def test_it_proposes_without_any(project: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_plan_is_proposed_with_memory_time_and_the_line_that_measures_it(set
     assert result.metrics["predicted_step_ms"] == pytest.approx(1.5)
     assert result.metrics["predicted_samples_per_sec"] == pytest.approx(32_000)
     assert result.findings[-1] == (
-        "Measure it: dvc exp run -S throughput.micro_batch=48 -S 'throughput.accum_steps=[1,2]'"
+        "Measure it: dvc exp run -S workload.name=digits -S throughput.micro_batch=48 -S 'throughput.accum_steps=[1,2]'"
     )
     assert [point["accum_steps"] for point in result.curve.points] == [1, 2, 4, 8, 16, 48]
     assert [point["micro_batch"] for point in result.curve.points if point["chosen"]] == [48]

@@ -25,7 +25,7 @@ def rank_candidates(config: Config, setup: Setup, progress: Progress, *, costs: 
         steps = target // (micro * ranks)
         time = known.step_ms(micro, steps) if known else None
         candidates.append(Candidate(target, micro, ranks, bytes_of(micro, steps), time))
-    return outcome(Ranking.of(candidates, config.memory_bytes), config, costs=known)
+    return outcome(Ranking.of(candidates, config.memory_bytes), config, workload=setup.workload.name, costs=known)
 
 
 def predictor(bench: Bench, config: Config, setup: Setup, *, optimizer: str) -> Callable[[int, int], int]:

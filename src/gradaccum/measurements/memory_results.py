@@ -20,6 +20,9 @@ EXACT = 1e-3
 FLAT = 1e-2
 """A peak that grows by more than this from N=2 on holds something of every micro-batch."""
 
+LOSS_BYTES = 16
+"""Of every micro-batch its loss is kept, a number; next to a tiny model that is no small share."""
+
 SCRATCH_BYTES = 16 * 2**20
 """What kernels may take for themselves, which no tally sees."""
 
@@ -91,7 +94,8 @@ def growths(checked: Sequence[Checked]) -> Iterator[tuple[int, float]]:
     for micro, group in groupby(checked, key=lambda each: each.window.micro_batch):
         several = sorted((each.window.accum_steps, each.but_inputs) for each in group if each.window.accum_steps > 1)
         if len(several) > 1:
-            yield micro, several[-1][1] / several[0][1] - 1
+            (few, first), (many, last) = several[0], several[-1]
+            yield micro, (last - first) / first if last - first > LOSS_BYTES * (many - few) else 0.0
 
 
 def point(each: Checked, config: Config) -> Row:

@@ -13,13 +13,13 @@ from gradaccum.results.sizes import HEADROOM, shown_bytes
 from gradaccum.results.step_costs import StepCosts
 
 
-def outcome(ranking: Ranking, config: Config, *, costs: StepCosts | None) -> Outcome:
+def outcome(ranking: Ranking, config: Config, *, workload: str, costs: StepCosts | None) -> Outcome:
     along = sorted(ranking.ranked, key=lambda each: each.accum_steps)
     return Outcome(
         metrics=headline(ranking.chosen),
         curve=Curve("plan", "accum_steps", tuple(point(each, ranking) for each in along)),
         summary=[row(each, ranking) for each in ranking.ranked],
-        findings=list(findings(ranking, config, costs)),
+        findings=[*findings(ranking, config, costs), f"Measure it: {command(ranking.chosen, workload)}"],
     )
 
 
@@ -76,16 +76,17 @@ def findings(ranking: Ranking, config: Config, costs: StepCosts | None) -> Itera
         )
     else:
         yield (
-            f"A larger micro-batch is proposed only where it gains over {PAYS:.0%}. The curve flattens at effective "
+            "Times are those that the throughput stage measured on this machine, on its own device. A larger "
+            f"micro-batch is proposed only where it gains over {PAYS:.0%}. The curve flattens at effective "
             f"batch {costs.flattens_at_effective_batch}: a larger target lowers the gradient's noise, not its cost."
         )
     if config.world_size > 1:
         yield "Reducing gradients over ranks takes a gradient's memory (counted) and time (not predicted here)."
-    yield f"Measure it: {command(chosen)}"
 
 
-def command(chosen: Candidate) -> str:
+def command(chosen: Candidate, workload: str) -> str:
     """The experiment that measures the plan's own point of the curve."""
     steps = sorted({1, 2, chosen.accum_steps} | {2**power for power in range(chosen.accum_steps.bit_length())})
     listed = ",".join(str(each) for each in steps)
-    return f"dvc exp run -S throughput.micro_batch={chosen.micro_batch} -S 'throughput.accum_steps=[{listed}]'"
+    point = f"-S throughput.micro_batch={chosen.micro_batch} -S 'throughput.accum_steps=[{listed}]'"
+    return f"dvc exp run -S workload.name={workload} {point}"
