@@ -96,6 +96,7 @@ class Accumulator:
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
+        self._autocast = autocast(precision, self._gradients.device)
         self._fitting = Fitting()
         self._stepped = preflight.stepped_by(optimizer)
         self._in_window = self._looked = False
@@ -148,7 +149,8 @@ class Accumulator:
             work = self._ranks.share(self.objective, window)
             with self.observer.watch(self._gradients.parameters, micro_batches=len(window)) as note:
                 sums = self._accumulate(work, note)
-            self._replay(work)
+            if work.all_passes > len(work.batches):
+                self._replay(work)
             found = self._ranks.local(self._gradients.whole())
             if self.loss_scale is not None:
                 gradients.scale(found, 1 / self.loss_scale.value)
@@ -166,36 +168,36 @@ class Accumulator:
     def _accumulate(self, work: Work, note: Note) -> LossSums:
         """Forward and backward of every micro-batch that has targets; returns this rank's loss sums."""
         shares = self._shares(work.totals)
-        loss_sums = autocast(self.precision, self._gradients.device, self.objective.loss_sums)
-        losses: list[list[Tensor]] = []
+        loss_sums = self._autocast(self.objective.loss_sums)
+        losses: list[Tensor] = []
+        seeds: list[Sequence[Tensor]] = []
         model, syncing, traffic, absorb = self.model, self._syncing, self._traffic, self._gradients.absorb
-        one_term, last, every = len(shares) == 1, work.all_passes, self.sync == "every"
-        for number, (batch, of_batch) in enumerate(work.passes, start=1):
-            synced = number == last or every
+        last, every, complete = work.all_passes, self.sync == "every", all(map(all, work.counts))
+        for number, batch in enumerate(work.batches):
+            synced = every or number + 1 == last
             with syncing(synced):
                 sums = loss_sums(model, batch)
-                if not self._looked:
+                if not number:
                     self._look_once(sums)
-                # As its seed a share scales backward without a division node. Each pass needs seeds of its own: a
-                # parameter that a loss only views takes its seed for its gradient.
-                seeds = [loss_sum.new_full((), share) for loss_sum, share in zip(sums, shares, strict=True)]
-                if one_term or all(of_batch):
-                    torch.autograd.backward(sums, seeds)
+                    seeds = gradients.seeds(sums, shares, passes=len(work.batches))
+                if complete:
+                    torch.autograd.backward(sums, seeds[number])
                 else:
-                    torch.autograd.backward(list(compress(sums, of_batch)), list(compress(seeds, of_batch)))
-            note(of_batch[0], shares[0])
+                    live = [of_term[number] for of_term in work.counts]
+                    torch.autograd.backward(list(compress(sums, live)), list(compress(seeds[number], live)))
+            note(work.counts[0][number], shares[0])
             absorb()
-            losses.append([loss_sum.detach() for loss_sum in sums])
+            losses.extend(map(Tensor.detach, sums))
             traffic.sync_calls += synced
-        return LossSums(losses, [of_batch for _, of_batch in work.passes], work.totals)
+        return LossSums(losses, work.counts, work.totals)
 
     def _replay(self, work: Work) -> None:
         """Passes that add nothing, so that this rank takes part in as many as the others."""
-        for number in range(len(work.passes) + 1, work.all_passes + 1):
+        for number in range(len(work.batches) + 1, work.all_passes + 1):
             synced = number == work.all_passes or self.sync == "every"
             with buffers_unchanged(self.model), self._syncing(synced):
                 batch, of_batch = work.replayed
-                sums = autocast(self.precision, self._gradients.device, self.objective.loss_sums)(self.model, batch)
+                sums = self._autocast(self.objective.loss_sums)(self.model, batch)
                 live = list(compress(sums, of_batch)) or sums
                 torch.autograd.backward(live, [torch.zeros_like(loss) for loss in live])
             self._gradients.absorb()
@@ -204,12 +206,13 @@ class Accumulator:
     def _shares(self, totals: Sequence[float]) -> list[float]:
         """What each term's loss sum is multiplied by; reduction means over ranks, and what is wanted is the sum."""
         scale = self._ranks.world_size * (1.0 if self.loss_scale is None else self.loss_scale.value)
-        weights = self.objective.terms.values()
-        return [scale * weight / total if total else 0.0 for weight, total in zip(weights, totals, strict=True)]
+        weighted = zip(self.objective.terms.values(), totals, strict=True)
+        return [scale * weight / total if total else 0.0 for weight, total in weighted]
 
     def _look_once(self, sums: Sequence[Tensor]) -> None:
-        self._looked = True
-        preflight.meet_reentrant_checkpoints(sums, several_ranks=self._ranks.world_size > 1)
+        if not self._looked:
+            self._looked = True
+            preflight.meet_reentrant_checkpoints(sums, several_ranks=self._ranks.world_size > 1)
 
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
         if not any(totals):

@@ -17,6 +17,17 @@ def clear(parameters: Iterable[nn.Parameter]) -> None:
         parameter.grad = None
 
 
+def seeds(losses: Sequence[Tensor], shares: Sequence[float], *, passes: int) -> list[Sequence[Tensor]]:
+    """What each loss's backward passes start from, `[pass][loss]`: its share, which needs no division node then.
+
+    Every pass has an element of its own: a parameter that a loss only views takes its seed for its gradient.
+    """
+    if passes == 1:
+        return [[loss.new_full((), share) for loss, share in zip(losses, shares, strict=True)]]
+    of_loss = [loss.new_full((passes,), share).unbind() for loss, share in zip(losses, shares, strict=True)]
+    return list(zip(*of_loss, strict=True))
+
+
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradients that are there, in the parameters' order."""
     return [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
@@ -29,7 +40,7 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     widened = None if HALF.isdisjoint({gradient.dtype for gradient in gradients}) else torch.float32
     norms = torch._foreach_norm(list(gradients), 2, widened)
     if norms[0].is_cpu:  # where reading a number waits for nothing, and costs less than two more kernels
-        return norms[0].new_full((), math.hypot(*[norm.item() for norm in norms]))
+        return norms[0].new_full((), math.hypot(*map(Tensor.item, norms)))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 

@@ -62,22 +62,18 @@ class Objective:
         """The weight of each term by name."""
         return ONE_TERM if self.weights is None else self.weights
 
-    def counts(self, window: Sequence[Batch]) -> Sequence[tuple[float, ...]]:
-        """Targets of each micro-batch, one count a term."""
+    def counts(self, window: Sequence[Batch]) -> list[list[float]]:
+        """Targets, `[term][micro-batch]`."""
         returned = [self.count(batch) for batch in window]
-        if self.weights is not None:
-            returned = [count for counts in returned for count in self._by_term(counts, "count")]
-        terms = len(self.terms)
-        if not NUMBERS.issuperset(map(type, returned)):
-            returned = _read(returned)
-        for index, count in enumerate(returned):
-            if not isinstance(count, int | float) or not 0 <= count < math.inf:
-                raise _no_count(index // terms, count)
-        return list(zip(*[iter(returned)] * terms, strict=True))
+        if self.weights is None:
+            return [_numbers(returned, terms=1)]
+        terms = len(self.weights)
+        numbers = _numbers([each for counts in returned for each in self._by_term(counts, "count")], terms=terms)
+        return [numbers[term::terms] for term in range(terms)]
 
     def totals(self, window: Sequence[Batch]) -> list[float]:
         """Targets of the whole window, one count a term: what divides its loss."""
-        return [sum(of_term) for of_term in zip(*self.counts(window), strict=True)]
+        return [sum(of_term) for of_term in self.counts(window)]
 
     def share(self, model: nn.Module, batch: Batch, totals: Sequence[float]) -> Tensor:
         """A micro-batch's part of the loss that `totals` divide, as one scalar to differentiate.
@@ -85,7 +81,7 @@ class Objective:
         Over a window's own totals the shares of its micro-batches add up to its loss; over the micro-batch's own
         totals it is the micro-batch's mean.
         """
-        (counts,) = self.counts([batch])
+        counts = self.totals([batch])
         parts = [
             loss_sum * (weight / total)
             for loss_sum, weight, total, count in zip(
@@ -154,6 +150,18 @@ def _require_alike(logits: Tensor, labels: Tensor) -> None:
             f"logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)} do not match, and "
             "flattened they would be paired wrongly. Return logits [..., classes] for labels [...]."
         )
+
+
+def _numbers(counts: list[Any], *, terms: int) -> list[float]:
+    """What an objective returned for a window, as numbers of targets; `terms` in turn for each micro-batch."""
+    if not NUMBERS.issuperset(map(type, counts)):
+        counts = _read(counts)
+    elif min(counts, default=0) >= 0 and sum(counts) < math.inf:
+        return counts
+    for index, count in enumerate(counts):
+        if not isinstance(count, int | float) or not 0 <= count < math.inf:
+            raise _no_count(index // terms, count)
+    return counts
 
 
 def _read(counts: Sequence[Any]) -> list[Any]:

@@ -21,12 +21,13 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Computation = TypeVar("Computation", bound=Callable[..., object])
 
 
-def autocast(precision: Precision, device: torch.device, compute: Computation) -> Computation:
+def autocast(precision: Precision, device: torch.device) -> Callable[[Computation], Computation]:
     """Forward and loss of a micro-batch in a precision; backward runs outside, in the types that forward chose."""
-    if precision == "float32":
-        return compute
-    narrow: Computation = torch.autocast(device.type, _AUTOCAST[precision])(compute)
-    return narrow
+    return _as_it_is if precision == "float32" else torch.autocast(device.type, _AUTOCAST[precision])
+
+
+def _as_it_is(compute: Computation) -> Computation:
+    return compute
 
 
 def master_weights(model: nn.Module) -> list[nn.Parameter]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -40,14 +41,16 @@ class Work:
     """A window as this rank goes through it.
 
     Attributes:
-        passes: its own, in order; micro-batches without targets are left out.
+        batches: its own micro-batches, in order; those without targets are left out.
+        counts: their targets, `[term][micro-batch]`.
         all_passes: how many every rank makes; what this one lacks, it makes up by replaying.
         replayed: what it replays, which is to add nothing.
         totals: targets over the whole window and all ranks, one a term.
         samples: of the window, on all ranks.
     """
 
-    passes: Sequence[Pass]
+    batches: Sequence[Batch]
+    counts: Sequence[Sequence[float]]
     all_passes: int
     replayed: Pass
     totals: Sequence[float]
@@ -111,10 +114,11 @@ class ManyRanks:
         own, error = self._try(objective, window)
         self._keep(own, objective, window)
         status = FAILED if error else READY if self._kept else NOTHING_TO_REPLAY
-        told = exchange(_numbers([status, len(own.passes), own.samples, *own.totals]), self.group)
+        told = exchange(_numbers([status, len(own.batches), own.samples, *own.totals]), self.group)
         passes, samples = int(told[:, 1].max()), int(told[:, 2].sum())
         self._require_ready(told[:, 0].tolist(), error, passes)
-        return Work(own.passes, passes, self._kept or NOTHING, told[:, 3:].sum(0).tolist(), samples)
+        totals = told[:, 3:].sum(0).tolist()
+        return Work(own.batches, own.counts, passes, self._kept or NOTHING, totals, samples)
 
     def _try(self, objective: Objective, window: Sequence[Batch]) -> tuple[Work, Exception | None]:
         """An error here must not leave the other ranks waiting; they hear of it first."""
@@ -124,8 +128,8 @@ class ManyRanks:
             return _own(objective, []), error
 
     def _keep(self, own: Work, objective: Objective, window: Sequence[Batch]) -> None:
-        if own.passes:
-            self._kept = own.passes[-1]
+        if own.batches:
+            self._kept = own.batches[-1], [of_term[-1] for of_term in own.counts]
         elif window and self._kept is None:
             self._kept = window[-1], [0.0] * len(objective.terms)
 
@@ -157,7 +161,9 @@ class ManyRanks:
         if self.sharded:
             _require_one_order(told[:, 0].tolist())
         square, *losses = told[:, 1:].sum(0)
-        return LossSums([[loss.to(norm) for loss in losses]], [sums.totals], sums.totals), square.sqrt().to(norm)
+        return LossSums([loss.to(norm) for loss in losses], [[total] for total in sums.totals], sums.totals), (
+            square.sqrt().to(norm)
+        )
 
     def explain(self) -> AbstractContextManager[None]:
         return lost_ranks()
@@ -184,11 +190,13 @@ def buffers_unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def _own(objective: Objective, window: Sequence[Batch]) -> Work:
-    samples = sum([samples_in(batch) for batch in window])
+    samples = sum(map(samples_in, window))
     counts = objective.counts(window)
-    totals = [sum(of_term) for of_term in zip(*counts, strict=True)] or [0.0] * len(objective.terms)
-    passes = [(batch, of_batch) for batch, of_batch in zip(window, counts, strict=True) if any(of_batch)]
-    return Work(passes, len(passes), NOTHING, totals, samples)
+    totals = [sum(of_term) for of_term in counts]
+    if not any(map(all, counts)):  # else some term has targets in every micro-batch, as it nearly always has
+        live = [any(of_batch) for of_batch in zip(*counts, strict=True)]
+        window, counts = list(compress(window, live)), [list(compress(of_term, live)) for of_term in counts]
+    return Work(window, counts, len(window), NOTHING, totals, samples)
 
 
 def _require_one_order(orders: Sequence[float]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -48,9 +49,15 @@ class StepResult:
 
 @dataclass(slots=True)
 class LossSums:
-    """Detached loss sums of a window, and the counts that divide them: `[micro-batch][term]`, and `[term]`."""
+    """Detached loss sums of a window, and the counts that divide them.
 
-    losses: Sequence[Sequence[Tensor]]
+    Attributes:
+        losses: the terms of each micro-batch in turn.
+        counts: targets, `[term][micro-batch]`.
+        totals: targets of the whole window, `[term]`.
+    """
+
+    losses: list[Tensor]
     counts: Sequence[Sequence[float]]
     totals: Sequence[float]
 
@@ -63,11 +70,13 @@ class LossSums:
             return torch.tensor(math.nan)
         losses = self._of(term)
         if losses and losses[0].is_cpu:  # where reading a number waits for nothing, and costs less than a kernel
-            return losses[0].new_full((), math.fsum([loss.item() for loss in losses]) / total)
+            return losses[0].new_full((), math.fsum(map(Tensor.item, losses)) / total)
         return self.sum(term) / total
 
     def _of(self, term: int) -> list[Tensor]:
-        return [of_batch[term] for of_batch, counts in zip(self.losses, self.counts, strict=True) if counts[term]]
+        """Loss sums of one term, without those of no target, which may be NaN."""
+        losses = self.losses[term :: len(self.totals)]
+        return losses if all(self.counts[term]) else list(compress(losses, self.counts[term]))
 
     def sum(self, term: int) -> Tensor:
         """Loss sum of one term; 0 where no micro-batch has a target of it."""

@@ -15,8 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from gradaccum.engine.wrapping import data_parallel, is_sharded, shard_groups
 from gradaccum.errors import ConfigError
 
-COUNTS = ("sync_calls", "reductions", "reduced_bytes", "gathered_bytes")
-
 ORDERS = 2**52
 """Numbers that a float64 holds exactly."""
 
@@ -45,11 +43,18 @@ class Traffic:
         self.order = (31 * self.order + group + 1) % ORDERS
 
     def so_far(self) -> tuple[int, int, int, int]:
+        """Sync calls, reductions, reduced bytes and gathered bytes."""
         return self.sync_calls, self.reductions, self.reduced_bytes, self.gathered_bytes
 
     def since(self, before: tuple[int, int, int, int]) -> dict[str, int]:
         """What was added, by the names of StepResult."""
-        return {name: now - then for name, now, then in zip(COUNTS, self.so_far(), before, strict=True)}
+        sync_calls, reductions, reduced_bytes, gathered_bytes = before
+        return {
+            "sync_calls": self.sync_calls - sync_calls,
+            "reductions": self.reductions - reductions,
+            "reduced_bytes": self.reduced_bytes - reduced_bytes,
+            "gathered_bytes": self.gathered_bytes - gathered_bytes,
+        }
 
 
 def traffic_of(model: nn.Module) -> Traffic:

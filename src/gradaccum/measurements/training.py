@@ -175,7 +175,7 @@ class Trainer:
 
 def mean_loss(objective: Objective, model: nn.Module, batches: Sequence[Batch]) -> tuple[float, float]:
     """Over all targets of all batches, each term by its own; and the targets of the first term."""
-    counts = [sum(of_term) for of_term in zip(*objective.counts(batches), strict=True)]
+    counts = objective.totals(batches)
     losses = [objective.loss_sums(model, batch) for batch in batches]
     sums = [sum(float(loss) for loss in of_term) for of_term in zip(*losses, strict=True)]
     terms = zip(objective.terms.values(), sums, counts, strict=True)

@@ -94,13 +94,13 @@ class Losses:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self.sums: list[list[Tensor]] = []
+        self.sums: list[Tensor] = []
         self.counts: list[Sequence[float]] = []
 
     def divided(self, model: nn.Module, batch: Batch, totals: Sequence[float]) -> Tensor:
         """The loss sum of each term over its total, by its weight."""
         sums = self.objective.loss_sums(model, batch)
-        self.sums.append([loss_sum.detach() for loss_sum in sums])
+        self.sums.extend(map(Tensor.detach, sums))
         self.counts.append(self.objective.totals([batch]))
         weights = self.objective.terms.values()
         parts = [loss * (weight / total) for loss, weight, total in zip(sums, weights, totals, strict=True) if total]
@@ -110,8 +110,8 @@ class Losses:
         return self.divided(model, batch, self.objective.totals([batch]))
 
     def over_targets(self) -> Tensor:
-        totals = [sum(of_term) for of_term in zip(*self.counts, strict=True)]
-        sums = LossSums(self.sums, self.counts, totals)
+        counts = list(zip(*self.counts, strict=True))
+        sums = LossSums(self.sums, counts, [sum(of_term) for of_term in counts])
         return sums.weighted(sums.means(), self.objective.terms.values())
 
 
