@@ -15,6 +15,7 @@ from gradaccum.engine import gradients, preflight, wrapping
 from gradaccum.engine.batching import Batch, split
 from gradaccum.engine.fitting import Fitting
 from gradaccum.engine.gradient_sync import forget, syncing
+from gradaccum.engine.held import Held
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.observer import NoObserver, Note, Observer
 from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
@@ -75,8 +76,8 @@ class Accumulator:
         observer: Observer | None = None,
         after_step: Sequence[Callable[[nn.Module], object]] = (),
     ) -> None:
-        preflight.require_sync(sync)
-        preflight.require_clip_norm(clip_norm)
+        preflight.require_parts(model, optimizer, objective)
+        preflight.require_options(sync=sync, clip_norm=clip_norm, after_step=after_step)
         preflight.require_model(model)
         preflight.require_precision(model, precision, accum_dtype=accum_dtype, master_weights=master_weights)
         preflight.require_optimizer(optimizer, model, master_weights=master_weights)
@@ -86,8 +87,7 @@ class Accumulator:
         self._ranks, self._traffic = ranks_of(model), traffic_of(model)
         self._syncing = syncing(model, keep_gathered=keep_gathered)
         self.model, self.optimizer, self.objective = model, optimizer, objective
-        self.scheduler = scheduler
-        self.clip_norm = clip_norm
+        self.scheduler, self.clip_norm = scheduler, clip_norm
         self.sync, self.keep_gathered = sync, keep_gathered
         self.precision: Precision = precision
         self.master_weights = master_weights
@@ -96,8 +96,7 @@ class Accumulator:
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
-        self._fitting = Fitting()
-        self._stepped = preflight.stepped_by(optimizer)
+        self._held, self._fitting = Held(model, optimizer, self._gradients), Fitting()
         self._in_window = self._looked = False
 
     def step(self, window: Sequence[Batch]) -> StepResult:
@@ -112,7 +111,7 @@ class Accumulator:
             RankError: another rank is gone.
         """
         require_boundary("step()", in_window=self._in_window)
-        preflight.require_same_parameters(self._stepped, self.optimizer)
+        self._held.require_unchanged()
         before = self._traffic.so_far()
         self._in_window = True
         try:
@@ -150,6 +149,7 @@ class Accumulator:
                 sums = self._accumulate(work, note)
             self._replay(work)
             found = self._ranks.local(self._gradients.whole())
+            self._held.require_known(found)
             if self.loss_scale is not None:
                 gradients.scale(found, 1 / self.loss_scale.value)
             sums, grad_norm = self._ranks.conclude(sums, found)
@@ -157,9 +157,10 @@ class Accumulator:
             if self.clip_norm is not None:
                 gradients.clip(found, grad_norm, self.clip_norm)
             self._gradients.hand_over()
-        except BaseException:
+        except BaseException as error:
             self._gradients.clear()
             forget(self.model)
+            preflight.explain(error, self.model)
             raise
         return work, sums, grad_norm
 
