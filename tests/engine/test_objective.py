@@ -133,3 +133,13 @@ def test_few_and_many_labels_are_counted_alike(samples: int) -> None:
     labels = torch.randint(3, (samples, 2), generator=torch.Generator().manual_seed(0))
     count = Objective.classification(ignore_index=1).count((torch.zeros(samples), labels))
     assert int(count) == int((labels != 1).sum())
+
+
+def test_a_term_that_is_no_number_makes_the_loss_none() -> None:
+    model = nn.Linear(4, 1)
+    objective = Objective(
+        lambda m, b: {"right": m(b).sum(), "broken": m(b).sum() * float("nan")},
+        lambda b: {"right": len(b), "broken": len(b)},
+        weights={"right": 1, "broken": 1},
+    )
+    assert step_on(model, objective, [torch.ones(2, 4)]).loss.isnan()
