@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,6 +11,14 @@ import torch
 from gradaccum import Accumulator, BatchError, BatchPlan, ConfigError, Objective, fit_micro_batch
 from gradaccum.engine.fitting import is_out_of_memory
 from tests.engine.trials import SAMPLES, Stubborn, Watching, assert_same_bits, batches, made, whole_state
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_what_is_made_here_is_collected() -> Iterator[None]:
+    """Every trial collects garbage; going through all of torch's objects each time would take most of the tests."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize(("most", "fits"), [(24, 24), (12, 12), (11, 6), (5, 3), (1, 1)])
