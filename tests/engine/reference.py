@@ -105,22 +105,3 @@ def same_state(left: object, right: object) -> bool:
 
 
 CLASSIFICATION = Objective.classification()
-
-
-class Mean(nn.Module):
-    """One vector m; the gradient of a sample x's loss 0.5 |m - x|^2 is m - x."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.mean = nn.Parameter(torch.zeros(features, dtype=torch.float64))
-        self.unused = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-
-
-NEAREST = Objective(
-    loss_sum=lambda model, batch: 0.5 * (model.mean - batch).square().sum(),
-    count=len,
-)
-
-
-def gaussian(samples: int, *, features: int, shift: float, generator: torch.Generator) -> Tensor:
-    return shift + torch.randn(samples, features, generator=generator, dtype=torch.float64)

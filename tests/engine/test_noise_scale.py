@@ -1,24 +1,44 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import split
-from gradaccum.engine.noise_scale import NoiseScale
+from gradaccum.engine.noise_scale import NoiseScale, WindowNoise, estimate
 from gradaccum.engine.objective import Objective
 from gradaccum.errors import BatchError, ConfigError
-from tests.engine.reference import NEAREST, Mean, gaussian
 
 CUTS = [[4, 4, 4, 4], [5, 4, 3, 4], [1, 15], [2, 3, 11], [1] * 16]
+
+
+class Mean(nn.Module):
+    """One vector m; the gradient of a sample x's loss 0.5 |m - x|^2 is m - x."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(features, dtype=torch.float64))
+        self.unused = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+
+NEAREST = Objective(
+    loss_sum=lambda model, batch: 0.5 * (model.mean - batch).square().sum(),
+    count=len,
+)
 
 
 def frozen(model: nn.Module, noise: NoiseScale, objective: Objective = NEAREST, **options: float) -> Accumulator:
     """An accumulator that never moves, so that all windows are of one distribution."""
     return Accumulator(model, torch.optim.SGD(model.parameters(), lr=0.0), objective, observer=noise, **options)
+
+
+def gaussian(samples: int, *, features: int, shift: float, generator: torch.Generator) -> Tensor:
+    return shift + torch.randn(samples, features, generator=generator, dtype=torch.float64)
 
 
 def per_sample_gradients(model: Mean, batch: Tensor) -> Tensor:
@@ -165,12 +185,37 @@ def test_a_gradient_that_overflowed_is_left_out() -> None:
         noise.estimate()
 
 
+def test_numerator_and_denominator_are_averaged_before_they_are_divided() -> None:
+    windows = [WindowNoise(1.0, 0.01, 3), WindowNoise(3.0, 1.0, 3)]
+    assert estimate(windows).noise_scale == pytest.approx(4.0 / 1.01)  # a mean of ratios would be 51.5
+
+
+def test_a_window_weighs_as_many_comparisons_as_it_holds() -> None:
+    windows = [WindowNoise(1.0, 1.0, 1), WindowNoise(5.0, 1.0, 3)]
+    assert estimate(windows).noise_scale == pytest.approx(4.0)
+
+
+def test_a_gradient_lost_in_noise_has_an_infinite_noise_scale_and_no_upper_bound() -> None:
+    draws = np.random.default_rng(0).normal(size=30)
+    found = estimate([WindowNoise(1.0, float(draw - draws.mean() - 0.1), 1) for draw in draws])
+    assert found.noise_scale == math.inf
+    assert 0 < found.low < found.high == math.inf
+
+
 def test_identical_micro_batches_have_no_noise() -> None:
     model, noise = Mean(7), NoiseScale()
     accumulator = frozen(model, noise)
     for _ in range(4):
         accumulator.step([torch.ones(4, 7, dtype=torch.float64)] * 3)
     assert noise.estimate().noise_scale == pytest.approx(0.0, abs=1e-12)
+
+
+def test_windows_that_depend_on_their_neighbours_widen_the_interval() -> None:
+    generator = np.random.default_rng(0)
+    independent = 1 + 0.3 * generator.standard_normal(240)
+    runs = np.repeat(independent[:40], 6)
+    found = [estimate([WindowNoise(1.0, float(value), 1) for value in values]) for values in (independent, runs)]
+    assert (found[1].high - found[1].low) > 1.5 * (found[0].high - found[0].low)
 
 
 def test_the_loss_scale_of_fp16_is_taken_out() -> None:
@@ -204,22 +249,14 @@ def test_half_precision_gradients_are_measured_in_float32() -> None:
     assert found[1].grad_sq_norm == pytest.approx(found[0].grad_sq_norm, rel=0.02)
 
 
-def used_twice(model: nn.Module, batch: Tensor) -> Tensor:
-    return 0.25 * ((model.mean - batch) + (model.mean - batch)).square().sum() / 2
-
-
-def looking_at_its_own_gradient(model: nn.Module, batch: Tensor) -> Tensor:
-    """As penalties and weightings of losses do."""
-    loss: Tensor = NEAREST.loss_sum(model, batch)
-    torch.autograd.grad(loss, model.mean, create_graph=True)
-    return loss
-
-
-@pytest.mark.parametrize("loss_sum", [used_twice, looking_at_its_own_gradient])
-def test_a_parameter_has_one_gradient_a_micro_batch(loss_sum: Callable[[nn.Module, Tensor], Tensor]) -> None:
+def test_a_parameter_that_is_used_twice_has_one_gradient() -> None:
+    tied = Objective(
+        loss_sum=lambda model, batch: 0.25 * ((model.mean - batch) + (model.mean - batch)).square().sum() / 2,
+        count=len,
+    )
     batch = gaussian(16, features=7, shift=0.3, generator=torch.Generator().manual_seed(1))
     seen = []
-    for objective in (NEAREST, Objective(loss_sum, len)):
+    for objective in (NEAREST, tied):
         noise = NoiseScale()
         frozen(Mean(7), noise, objective).step(split(batch, [5, 4, 3, 4]))
         seen += noise.windows()
