@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradaccum import Objective, split
+from gradaccum import Accumulator, Objective, split
+from gradaccum.engine import gradients
 
 FEATURES, CLASSES = 6, 4
 UNEVEN_CUTS = [[12], [1] * 12, [6, 6], [5, 4, 3], [1, 11], [11, 1], [2, 7, 1, 2]]
@@ -42,6 +44,26 @@ def gradient_of(loss: Tensor, model: nn.Module) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
+def both_gradients(
+    model: nn.Module, objective: Objective, batch: Any, *, cut: Sequence[int] = (5, 4, 3), windows: int = 2
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What the engine leaves in `.grad` in the last of some windows over a cut batch, and one plain pass over it all.
+
+    A parameter without a gradient counts as zeros.
+    """
+    accumulator = Accumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), objective)
+    for _ in range(windows):
+        plain = copy.deepcopy(model)
+        plain.zero_grad()
+        (objective.loss_sum(plain, batch) / float(objective.count(batch))).backward()
+        accumulator.step(split(batch, cut))
+    found, expected = (
+        [torch.zeros_like(each) if each.grad is None else each.grad for each in one.parameters()]
+        for one in (model, plain)
+    )
+    return found, expected
+
+
 def accumulated(model: nn.Module) -> list[Tensor]:
     """What the engine left in `.grad`."""
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -51,6 +73,12 @@ def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor], *, rtol: f
     assert len(actual) == len(expected)
     for left, right in zip(actual, expected, strict=True):
         torch.testing.assert_close(left.double(), right.double(), rtol=rtol, atol=rtol)
+
+
+def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Of the whole gradient, in the L2 norm."""
+    difference = gradients.global_norm([a.double() - b.double() for a, b in zip(actual, expected, strict=True)])
+    return float(difference / gradients.global_norm(expected))
 
 
 def parameters_of(model: nn.Module) -> list[Tensor]:

@@ -1,109 +1,24 @@
-"""Memory runs out for real: tests that need that run in a process whose address space is limited."""
-
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from gradaccum import Accumulator, BatchError, BatchPlan, ConfigError, Objective, fit_micro_batch
 from gradaccum.engine.fitting import is_out_of_memory
-from gradaccum.engine.observer import NoObserver
-from gradaccum.engine.random_state import random_state
-
-SAMPLES = 24
+from tests.engine.trials import SAMPLES, Stubborn, Watching, assert_same_bits, batches, made, whole_state
 
 
-class Running(nn.Module):
-    """Subtracts a running mean, which every forward pass moves, and takes any number of samples."""
-
-    mean: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(8))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.mean.lerp_(inputs.detach().mean(0), 0.1)
-        return inputs - self.mean.clone()
-
-
-class Model(nn.Module):
-    """With buffers that a forward pass changes, random numbers, and a forward pass that is too large for memory."""
-
-    def __init__(self, most: int = SAMPLES) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(5, 8), Running(), nn.Dropout(0.3), nn.Linear(8, 3))
-        self.most = most
-        self.seen: list[int] = []
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.seen.append(len(inputs))
-        outputs: Tensor = self.inner(inputs)
-        if len(inputs) > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-        return outputs
-
-
-def made(most: int = SAMPLES, **options: Any) -> Accumulator:
-    torch.manual_seed(3)
-    model = Model(most)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    return Accumulator(model, optimizer, Objective.classification(), scheduler=scheduler, **options)
-
-
-class Watching(NoObserver):
-    """Notes every window whose gradient it is shown."""
-
-    def __init__(self, seen: list[int]) -> None:
-        self.seen = seen
-
-    def finish(self, grad_norm: Tensor, count: float) -> None:
-        self.seen.append(1)
-
-
-def batches(number: int, samples: int = SAMPLES) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(5)
-    return [
-        (torch.randn(samples, 5, generator=generator), torch.randint(3, (samples,), generator=generator))
-        for _ in range(number)
-    ]
-
-
-def whole_state(accumulator: Accumulator) -> list[Tensor]:
-    """Every tensor of model, gradient, optimizer and random state."""
-    found: list[Tensor] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, Tensor):
-            found.append(value.clone())
-        elif isinstance(value, dict):
-            for each in value.values():
-                collect(each)
-        elif isinstance(value, list | tuple):
-            for each in value:
-                collect(each)
-        elif isinstance(value, int | float):
-            found.append(torch.tensor(value, dtype=torch.float64))
-
-    collect(accumulator.model.state_dict())
-    collect([parameter.grad for parameter in accumulator.model.parameters()])
-    collect(accumulator.state_dict())
-    collect(random_state())
-    return found
-
-
-def assert_same_bits(one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
-    assert len(one) == len(other)
-    assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+@pytest.fixture(autouse=True, scope="module")
+def only_what_is_made_here_is_collected() -> Iterator[None]:
+    """Every trial collects garbage; going through all of torch's objects each time would take most of the tests."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize(("most", "fits"), [(24, 24), (12, 12), (11, 6), (5, 3), (1, 1)])
@@ -193,6 +108,32 @@ def test_trials_leave_everything_to_the_last_bit_as_it_was(steps_before: int) ->
     assert len(called) == 2 * steps_before
 
 
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError, ValueError])
+def test_trials_put_every_kind_of_buffer_back_and_give_the_observer_back_whatever_fails(
+    error: type[Exception] | None,
+) -> None:
+    model, after_step, observer = Stubborn(error), (lambda _: None,), Watching([])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accumulator = Accumulator(model, optimizer, Objective.classification(), after_step=after_step, observer=observer)
+    before, kept = whole_state(accumulator), dict(model.named_buffers())
+    with pytest.raises(ValueError, match="hidden") if error is ValueError else nullcontext():
+        assert fit_micro_batch(accumulator, batches(1)[0]).micro_batch == (24 if error is None else 6)
+    assert (accumulator.after_step, accumulator.observer) == (after_step, observer)
+    assert model.made is None
+    assert all(kept[name] is buffer for name, buffer in model.named_buffers())
+    assert_same_bits(before, whole_state(accumulator))
+
+
+def test_a_halved_batch_starts_again_from_every_kind_of_buffer() -> None:
+    model = Stubborn(torch.OutOfMemoryError)
+    accumulator = Accumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), Objective.classification())
+    (batch,) = batches(1)
+    assert accumulator.step_batch(batch).micro_batches == 4
+    assert model.replaced.tolist() == [4.0] * 5
+    expected = torch.stack([piece.mean(0) for piece in batch[0].split(6)]).sum(0)
+    torch.testing.assert_close(model.running, expected)
+
+
 def test_nothing_that_fits_is_refused_and_leaves_everything_as_it_was() -> None:
     accumulator = made(0)
     before = whole_state(accumulator)
@@ -227,56 +168,3 @@ def test_ranks_that_could_wait_for_each_other_are_refused(monkeypatch: pytest.Mo
 )
 def test_errors_of_memory_are_told_from_others(error: BaseException, is_one: bool) -> None:
     assert is_out_of_memory(error) is is_one
-
-
-LIMITED = """
-import json, resource, sys
-import torch
-from torch import nn
-from gradaccum import Accumulator, Objective, fit_micro_batch
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 10))
-accumulator = Accumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), Objective.classification())
-batch = (torch.randn(4096, 64), torch.randint(10, (4096,)))
-accumulator.step_batch((batch[0][:2], batch[1][:2]))  # what torch loads at a first step is no part of the limit
-used = 1024 * int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1])
-resource.setrlimit(resource.RLIMIT_AS, (used + 96 * 2**20, resource.RLIM_INFINITY))
-"""
-
-
-def limited(ending: str) -> Any:
-    """What a process prints whose address space may grow by 96 MiB, where one whole batch takes four times as much."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("address space is limited on Linux only")
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED + ending],
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},  # so that the address space is what is in use, no more
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_under_a_real_limit_training_goes_on_with_a_smaller_micro_batch() -> None:
-    seen = limited(
-        "results = [accumulator.step_batch(batch) for _ in range(2)]\n"
-        "print(json.dumps([[each.micro_batches, each.samples, each.applied] for each in results]))"
-    )
-    (pieces, samples, applied), again = seen
-    assert pieces >= 4
-    assert (samples, applied) == (4096, True)
-    assert again == [pieces, samples, applied]
-
-
-def test_under_a_real_limit_the_micro_batch_that_fits_is_found_and_trains() -> None:
-    micro, steps, pieces = limited(
-        "plan = fit_micro_batch(accumulator, batch)\n"
-        "result = accumulator.step_batch(batch, plan.micro_batch)\n"
-        "print(json.dumps([plan.micro_batch, plan.accum_steps, result.micro_batches]))"
-    )
-    assert 64 <= micro <= 1024
-    assert micro * steps == 4096
-    assert pieces == steps

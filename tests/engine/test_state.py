@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import copy
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from gradaccum import Accumulator, Objective, StateError, master_weights
@@ -110,3 +113,63 @@ def test_state_of_other_parts_is_refused(saved: str, given: str, part: str) -> N
     with pytest.raises(StateError, match=f"the state holds (a|no) {part}"):
         accumulator.load_state_dict(state)
     assert accumulator.steps == 0
+
+
+def test_a_window_inside_a_window_is_refused() -> None:
+    model = nn.Linear(4, 1)
+
+    def loss_sum(m: nn.Module, batch: Tensor) -> Tensor:
+        accumulator.step([batch])
+        return m(batch).sum()
+
+    accumulator = Accumulator(model, torch.optim.SGD(model.parameters(), lr=0.0), Objective(loss_sum, len))
+    with pytest.raises(StateError, match=r"step\(\) was called in the middle of a window"):
+        accumulator.step([torch.ones(2, 4)])
+
+
+def unfit(change: Callable[[dict[str, Any]], object]) -> Callable[[], dict[str, Any]]:
+    def state() -> dict[str, Any]:
+        _, accumulator = build("masters")
+        train("masters", accumulator, range(1))
+        found = copy.deepcopy(accumulator.state_dict())
+        change(found)
+        return {**found, "steps": 9}
+
+    return state
+
+
+def other_optimizer(state: dict[str, Any]) -> None:
+    model = make_model()
+    state["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1).state_dict()
+
+
+def other_shapes(state: dict[str, Any]) -> None:
+    for of_parameter in state["optimizer"]["state"].values():
+        of_parameter["exp_avg"] = torch.zeros(1)
+
+
+UNFIT = {
+    "a part is missing": (unfit(lambda state: state.pop("loss_scale")), "the state lacks loss_scale"),
+    "no state": (lambda: None, "the state is a NoneType"),
+    "one row of each master weight": (
+        unfit(lambda state: state.update(master_weights=[each[:1] for each in state["master_weights"]])),
+        r"master weights have other shapes .* \(\[\(1, 6\)",
+    ),
+    "fewer master weights": (unfit(lambda state: state["master_weights"].pop()), "3 master weights"),
+    "no groups": (
+        unfit(lambda state: state.update(optimizer={"state": {}, "param_groups": []})),
+        r"groups of \[\] parameters, this one groups of \[4\]",
+    ),
+    "another optimizer": (unfit(other_optimizer), "another kind of optimizer than AdamW: it sets .*momentum"),
+    "state of other shapes": (unfit(other_shapes), r"exp_avg has the shape \(1,\), its parameter \(8, 6\)"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), UNFIT.values(), ids=UNFIT)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make: Callable[[], Any], message: str) -> None:
+    state = make()
+    _, accumulator = build("masters")
+    before = copy.deepcopy(accumulator.state_dict())
+    with pytest.raises(StateError, match=message):
+        accumulator.load_state_dict(state)
+    assert same_state(accumulator.state_dict(), before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -14,14 +13,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from gradaccum.engine import gradients, preflight, wrapping
 from gradaccum.engine.batching import Batch, split
 from gradaccum.engine.fitting import Fitting
-from gradaccum.engine.gradient_sync import forget, syncing
+from gradaccum.engine.gradient_sync import forget
+from gradaccum.engine.held import Held
 from gradaccum.engine.objective import Objective
-from gradaccum.engine.observer import NoObserver, Note, Observer
-from gradaccum.engine.precision import LossScale, Precision, autocast, gradients_for
-from gradaccum.engine.ranks import Work, buffers_unchanged, ranks_of
+from gradaccum.engine.observer import NoObserver, Observer
+from gradaccum.engine.passes import Passes
+from gradaccum.engine.precision import LossScale, Precision, gradients_for
+from gradaccum.engine.ranks import Work, ranks_of
 from gradaccum.engine.state import require_boundary, restore, state_of
 from gradaccum.engine.step_result import LossSums, StepResult
-from gradaccum.engine.traffic import traffic_of
 
 __all__ = ["Accumulator", "StepResult"]
 
@@ -75,19 +75,17 @@ class Accumulator:
         observer: Observer | None = None,
         after_step: Sequence[Callable[[nn.Module], object]] = (),
     ) -> None:
-        preflight.require_sync(sync)
-        preflight.require_clip_norm(clip_norm)
+        preflight.require_parts(model, optimizer, objective)
+        preflight.require_options(sync=sync, clip_norm=clip_norm, after_step=after_step)
         preflight.require_model(model)
         preflight.require_precision(model, precision, accum_dtype=accum_dtype, master_weights=master_weights)
         preflight.require_optimizer(optimizer, model, master_weights=master_weights)
         preflight.require_scheduler(scheduler, optimizer)
         preflight.require_one_count(observer, objective)
         wrapping.require_spread(model, optimizer, observer=observer, wide=accum_dtype or master_weights, sync=sync)
-        self._ranks, self._traffic = ranks_of(model), traffic_of(model)
-        self._syncing = syncing(model, keep_gathered=keep_gathered)
+        self._ranks = ranks_of(model)
         self.model, self.optimizer, self.objective = model, optimizer, objective
-        self.scheduler = scheduler
-        self.clip_norm = clip_norm
+        self.scheduler, self.clip_norm = scheduler, clip_norm
         self.sync, self.keep_gathered = sync, keep_gathered
         self.precision: Precision = precision
         self.master_weights = master_weights
@@ -96,10 +94,11 @@ class Accumulator:
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
         self._gradients = gradients_for(model, optimizer, accum_dtype=accum_dtype, master_weights=master_weights)
-        self._autocast = autocast(precision, self._gradients.device)
-        self._fitting = Fitting()
-        self._stepped = preflight.stepped_by(optimizer)
-        self._in_window = self._looked = False
+        self._passes = Passes(
+            model, self._ranks, self._gradients, sync=sync, keep_gathered=keep_gathered, precision=precision
+        )
+        self._held, self._fitting = Held(model, optimizer, self._gradients), Fitting()
+        self._in_window = False
 
     def step(self, window: Sequence[Batch]) -> StepResult:
         """Forward and backward over every micro-batch of the window, then one optimizer step.
@@ -113,8 +112,8 @@ class Accumulator:
             RankError: another rank is gone.
         """
         require_boundary("step()", in_window=self._in_window)
-        preflight.require_same_parameters(self._stepped, self.optimizer)
-        before = self._traffic.so_far()
+        self._held.require_unchanged()
+        before = self._passes.traffic.so_far()
         self._in_window = True
         try:
             with self._ranks.explain():
@@ -135,7 +134,7 @@ class Accumulator:
             applied=not skip_reason,
             terms=dict(zip(self.objective.terms, means, strict=True)) if self.objective.weights else {},
             skip_reason=skip_reason,
-            **self._traffic.since(before),
+            **self._passes.traffic.since(before),
         )
 
     def step_batch(self, batch: Batch, micro_batch: int | Literal["auto"] = "auto") -> StepResult:
@@ -148,10 +147,11 @@ class Accumulator:
             self._gradients.clear()
             work = self._ranks.share(self.objective, window)
             with self.observer.watch(self._gradients.parameters, micro_batches=len(window)) as note:
-                sums = self._accumulate(work, note)
+                sums = self._passes.make(work, self.objective, shares=self._shares(work.totals), note=note)
             if work.all_passes > len(work.batches):
-                self._replay(work)
+                self._passes.replay(work, self.objective)
             found = self._ranks.local(self._gradients.whole())
+            self._held.require_known(found)
             if self.loss_scale is not None:
                 gradients.scale(found, 1 / self.loss_scale.value)
             sums, grad_norm = self._ranks.conclude(sums, found)
@@ -159,60 +159,18 @@ class Accumulator:
             if self.clip_norm is not None:
                 gradients.clip(found, grad_norm, self.clip_norm)
             self._gradients.hand_over()
-        except BaseException:
+        except BaseException as error:
             self._gradients.clear()
             forget(self.model)
+            preflight.explain(error, self.model)
             raise
         return work, sums, grad_norm
-
-    def _accumulate(self, work: Work, note: Note) -> LossSums:
-        """Forward and backward of every micro-batch that has targets; returns this rank's loss sums."""
-        shares = self._shares(work.totals)
-        loss_sums = self._autocast(self.objective.loss_sums)
-        losses: list[Tensor] = []
-        seeds: list[Sequence[Tensor]] = []
-        model, syncing, traffic, absorb = self.model, self._syncing, self._traffic, self._gradients.absorb
-        last, every, complete = work.all_passes, self.sync == "every", all(map(all, work.counts))
-        for number, batch in enumerate(work.batches):
-            synced = every or number + 1 == last
-            with syncing(synced):
-                sums = loss_sums(model, batch)
-                if not number:
-                    self._look_once(sums)
-                    seeds = gradients.seeds(sums, shares, passes=len(work.batches))
-                if complete:
-                    torch.autograd.backward(sums, seeds[number])
-                else:
-                    live = [of_term[number] for of_term in work.counts]
-                    torch.autograd.backward(list(compress(sums, live)), list(compress(seeds[number], live)))
-            note(work.counts[0][number], shares[0])
-            absorb()
-            losses.extend(map(Tensor.detach, sums))
-            traffic.sync_calls += synced
-        return LossSums(losses, work.counts, work.totals)
-
-    def _replay(self, work: Work) -> None:
-        """Passes that add nothing, so that this rank takes part in as many as the others."""
-        for number in range(len(work.batches) + 1, work.all_passes + 1):
-            synced = number == work.all_passes or self.sync == "every"
-            with buffers_unchanged(self.model), self._syncing(synced):
-                batch, of_batch = work.replayed
-                sums = self._autocast(self.objective.loss_sums)(self.model, batch)
-                live = list(compress(sums, of_batch)) or sums
-                torch.autograd.backward(live, [torch.zeros_like(loss) for loss in live])
-            self._gradients.absorb()
-            self._traffic.sync_calls += synced
 
     def _shares(self, totals: Sequence[float]) -> list[float]:
         """What each term's loss sum is multiplied by; reduction means over ranks, and what is wanted is the sum."""
         scale = self._ranks.world_size * (1.0 if self.loss_scale is None else self.loss_scale.value)
         weighted = zip(self.objective.terms.values(), totals, strict=True)
         return [scale * weight / total if total else 0.0 for weight, total in weighted]
-
-    def _look_once(self, sums: Sequence[Tensor]) -> None:
-        if not self._looked:
-            self._looked = True
-            preflight.meet_reentrant_checkpoints(sums, several_ranks=self._ranks.world_size > 1)
 
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
         if not any(totals):

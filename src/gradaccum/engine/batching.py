@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
-from typing import Any, Literal
+from operator import index
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from gradaccum.engine.exchange import exchange, several_ranks
+from gradaccum.engine.structure import leaves, map_tensors, tensors_of
 from gradaccum.errors import BatchError, ConfigError
 
 Batch = Any
-"""A tensor, or a tuple, list or dict of batches; dim 0 of every tensor is the sample."""
+"""A tensor, None, or a tuple, list, mapping or dataclass of batches; dim 0 of every tensor is the sample."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         for name in ("effective_batch", "micro_batch", "world_size"):
-            require_positive_int(name, getattr(self, name))
+            object.__setattr__(self, name, positive_int(name, getattr(self, name)))
         effective, micro, world = self.effective_batch, self.micro_batch, self.world_size
         if micro * world > effective:
             raise ConfigError(
@@ -61,14 +63,19 @@ class BatchPlan:
         return self.effective_batch // (self.micro_batch * self.world_size)
 
 
-def require_positive_int(name: str, value: object) -> None:
-    """Refuse what is not a positive integer; a bool is none."""
-    if isinstance(value, bool) or not isinstance(value, int):
+def positive_int(name: str, value: Any) -> int:
+    """The value as a plain integer of at least 1, which it must be; numpy's integers are, a bool is none."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise ConfigError(f"{name}={value!r} is not an integer. Set it to a whole number of at least 1.")
-    if value < 1:
+    if number < 1:
         raise ConfigError(
-            f"{name}={value} is not positive, so there would be nothing to step on. Set it to at least 1."
+            f"{name}={number} is not positive, so there would be nothing to step on. Set it to at least 1."
         )
+    return number
 
 
 def nearest_multiple(value: int, of: int) -> int:
@@ -91,7 +98,7 @@ def windows(
         drop_last: leave out a last window that is shorter than `accum_steps`.
         ranks: `own` ends with this rank's loader, and may be gone through by it alone.
     """
-    require_positive_int("accum_steps", accum_steps)
+    accum_steps = positive_int("accum_steps", accum_steps)
     if ranks not in ("all", "own"):
         raise ConfigError(f"ranks={ranks!r} is unknown. Set it to 'all' (ranks go together) or 'own'.")
     together = ranks == "all" and several_ranks()
@@ -115,11 +122,12 @@ def _any_rank_has(window: Sequence[Batch]) -> bool:
     return bool(exchange(torch.tensor([len(window)])).any())
 
 
-def split(batch: Batch, micro_batch: int | Sequence[int]) -> list[Batch]:
+def split(batch: Batch, micro_batch: SupportsIndex | Iterable[SupportsIndex]) -> list[Batch]:
     """Cut a batch along dim 0 into micro-batches; the last may be smaller.
 
     Args:
-        batch: a tensor, or a tuple, list or dict of those, however deep; every tensor has the same dim 0.
+        batch: a tensor, or a tuple, list, mapping or dataclass of those, however deep; every tensor has the same dim 0.
+            None stays None in every micro-batch.
         micro_batch: samples a micro-batch, or the size of each one (`[5, 4, 3, 4]`, an uneven cut).
 
     Returns:
@@ -127,31 +135,41 @@ def split(batch: Batch, micro_batch: int | Sequence[int]) -> list[Batch]:
 
     Raises:
         BatchError: no tensor, unequal or missing dim 0, something that cannot be cut, or sizes that do not add up.
+        ConfigError: a size that is no positive integer.
     """
-    samples = batch_size(batch)
-    if isinstance(micro_batch, int):
-        require_positive_int("micro_batch", micro_batch)
-        sizes = [min(micro_batch, samples - start) for start in range(0, samples, micro_batch)]
-    else:
-        sizes = list(micro_batch)
-        for size in sizes:
-            require_positive_int("a micro-batch's size", size)
-        if sum(sizes) != samples:
-            raise BatchError(
-                f"the cut {sizes} adds up to {sum(sizes)}, but the batch has {samples} samples, so some would be lost "
-                f"or invented. Give sizes that add up to {samples}."
-            )
+    samples = require_samples(batch)
+    sizes = _sizes(micro_batch, samples)
+    if sum(sizes) != samples:
+        raise BatchError(
+            f"the cut {sizes} adds up to {sum(sizes)}, but the batch has {samples} samples, so some would be lost "
+            f"or invented. Give sizes that add up to {samples}."
+        )
     starts = accumulate(sizes, initial=0)
     return [map_tensors(batch, partial(_rows, start, size)) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _sizes(micro_batch: Any, samples: int) -> list[int]:
+    if isinstance(micro_batch, Iterable) and not isinstance(micro_batch, str) and getattr(micro_batch, "ndim", 1) != 0:
+        return [positive_int("a micro-batch's size", size) for size in micro_batch]
+    size = positive_int("micro_batch", micro_batch)
+    return [min(size, samples - start) for start in range(0, samples, size)]
 
 
 def _rows(start: int, size: int, tensor: Tensor) -> Tensor:
     return tensor[start : start + size]
 
 
+def require_samples(batch: Batch) -> int:
+    """Samples in a batch that is to be stepped on, at least 1."""
+    samples = batch_size(batch)
+    if not samples:
+        raise BatchError("the batch has 0 samples, so there is no gradient to step on. Leave empty batches out.")
+    return samples
+
+
 def batch_size(batch: Batch) -> int:
     """Samples in a batch: dim 0, which all its tensors share."""
-    lengths = {tensor.size(0) if tensor.dim() else None for tensor in tensors_of(batch)}
+    lengths = {_rows_in(tensor) for tensor in tensors_of(batch)}
     if not lengths:
         raise BatchError("the batch holds no tensor, so its samples cannot be counted. Put its data in tensors.")
     if None in lengths:
@@ -166,46 +184,39 @@ def batch_size(batch: Batch) -> int:
     return length
 
 
+def _rows_in(tensor: Tensor) -> int | None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise BatchError(
+            f"the batch holds a {'nested' if tensor.is_nested else tensor.layout} tensor, which has no rows to cut. "
+            "Give dense tensors (padded, with a mask), or lists of micro-batches made by a loader."
+        )
+    return tensor.size(0) if tensor.dim() else None
+
+
 def samples_in(micro_batch: Batch) -> int:
-    """Samples in a micro-batch that is not to be cut: dim 0 of its first tensor; what else it holds is its own."""
-    if isinstance(micro_batch, Tensor) and micro_batch.dim():
-        return micro_batch.size(0)
-    if isinstance(micro_batch, tuple | list) and micro_batch:
-        return samples_in(micro_batch[0])
-    if isinstance(micro_batch, dict) and micro_batch:
-        return samples_in(next(iter(micro_batch.values())))
-    return batch_size(micro_batch)  # which says what is wrong
+    """Samples in a micro-batch that is not to be cut: dim 0 of its first tensor that has one; the rest is its own."""
+    first = micro_batch
+    if type(micro_batch) in (tuple, list) and micro_batch:
+        first = micro_batch[0]
+    elif type(micro_batch) is dict and micro_batch:
+        first = next(iter(micro_batch.values()))
+    if isinstance(first, Tensor) and first.dim():  # the usual batch; a walk through everything costs several times more
+        return first.size(0)
+    samples = (leaf.size(0) for leaf in leaves(micro_batch) if isinstance(leaf, Tensor) and leaf.dim())
+    found = next(samples, None)
+    return batch_size(micro_batch) if found is None else found  # which says what is wrong
 
 
-def tensors_of(batch: Batch) -> Iterator[Tensor]:
-    """Every tensor of a batch, in order."""
-    if isinstance(batch, Tensor):
-        yield batch
+def require_window(window: Any) -> None:
+    """Refuse what is no list of micro-batches: going through it would cost it, or find something else in it."""
+    if isinstance(window, list | tuple):
         return
-    if not isinstance(batch, dict | tuple | list):
-        raise _unknown(batch)
-    for item in batch.values() if isinstance(batch, dict) else batch:
-        yield from tensors_of(item)
-
-
-def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """The same structure with every tensor changed."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, dict):
-        return type(batch)((key, map_tensors(value, change)) for key, value in batch.items())
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple takes its fields one by one
-        return type(batch)(*(map_tensors(item, change) for item in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(map_tensors(item, change) for item in batch)
-    raise _unknown(batch)
-
-
-def _unknown(batch: Batch) -> BatchError:
-    return BatchError(
-        f"a batch may hold tensors and tuples, lists or dicts of them, but this one holds a {type(batch).__name__}, "
-        "and how to cut that is unknown. Turn it into a tensor, or leave it out of the batch."
-    )
+    if isinstance(window, Tensor | Mapping | str) or not isinstance(window, Sequence):
+        raise BatchError(
+            f"the window is a {type(window).__name__}, not a list of micro-batches, so what it holds would be taken "
+            "for them, or used up by counting. Give a list: split(batch, micro_batch), what windows() yields, or "
+            "list(micro_batches)."
+        )
 
 
 def to(batch: Batch, device: torch.device, dtype: torch.dtype | None = None) -> Batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradaccum.engine.batching import Batch, BatchPlan, batch_size, split
+from gradaccum.engine.batching import Batch, BatchPlan, positive_int, require_samples, split
+from gradaccum.engine.buffers import Buffers
 from gradaccum.engine.observer import NoObserver
 from gradaccum.engine.random_state import random_state, set_random_state
 from gradaccum.engine.step_result import StepResult
@@ -46,7 +47,7 @@ class Fitting:
                 step, which no smaller micro-batch can help.
         """
         _refuse_ranks("step_batch(batch, 'auto')")
-        samples = batch_size(batch)
+        samples = require_samples(batch)
         size = min(self.micro_batch or samples, samples)
         while (result := _try(accumulator, batch, size)) is None:
             self.micro_batch = size = (size + 1) // 2
@@ -72,7 +73,8 @@ def fit_micro_batch(accumulator: Accumulator, batch: Batch, *, world_size: int =
         BatchError: not even the smallest fits.
     """
     _refuse_ranks("fit_micro_batch")
-    samples = batch_size(batch)
+    world_size = positive_int("world_size", world_size)
+    samples = require_samples(batch)
     divisors = (size for size in range(1, samples + 1) if samples % size == 0)
     fitting = 0
     for size in sorted({size.bit_length(): size for size in divisors}.values()):
@@ -100,7 +102,7 @@ def _try(accumulator: Accumulator, batch: Batch, size: int) -> StepResult | None
     """None where memory ran out before the optimizer's step began, with everything as it was."""
     stepping: list[bool] = []
     noted = accumulator.optimizer.register_step_pre_hook(lambda *_: stepping.append(True))
-    buffers = [buffer.clone() for buffer in accumulator.model.buffers()]
+    buffers = Buffers(accumulator.model)
     random = random_state()
     try:
         return accumulator.step(split(batch, size))
@@ -110,7 +112,7 @@ def _try(accumulator: Accumulator, batch: Batch, size: int) -> StepResult | None
     finally:
         noted.remove()
     _free()  # after the exception is gone, and with it the frames that hold the window's tensors
-    _restore(list(accumulator.model.buffers()), buffers)
+    buffers.restore()
     set_random_state(random)
     return None
 
@@ -130,20 +132,18 @@ def _undone(accumulator: Accumulator) -> Iterator[None]:
     """Put back everything that the steps inside change; neither `after_step` nor the observer learns of them."""
     model, stepped = accumulator.model, accumulator.optimizer.param_groups
     parameters = list(dict.fromkeys(chain(model.parameters(), *(group["params"] for group in stepped))))
-    tensors = [*parameters, *model.buffers()]
-    held, state = _on_host(tensors), _on_host(accumulator.state_dict())
-    gradients = [parameter.grad for parameter in parameters]
-    after_step, accumulator.after_step = accumulator.after_step, ()
-    observer, accumulator.observer = accumulator.observer, NoObserver()
-    try:
+    held, buffers, state = _on_host(parameters), Buffers(model, _on_host), _on_host(accumulator.state_dict())
+    with ExitStack() as undo:  # whatever one of these raises, the others are done, the last one first
+        undo.callback(setattr, accumulator, "after_step", accumulator.after_step)
+        undo.callback(setattr, accumulator, "observer", accumulator.observer)
+        undo.callback(accumulator.load_state_dict, state)
+        for parameter in parameters:
+            undo.callback(setattr, parameter, "grad", parameter.grad)
+        undo.callback(_restore, parameters, held)
+        undo.callback(buffers.restore)
+        undo.callback(_free)
+        accumulator.after_step, accumulator.observer = (), NoObserver()
         yield
-    finally:
-        _free()
-        _restore(tensors, held)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        accumulator.load_state_dict(state)
-        accumulator.after_step, accumulator.observer = after_step, observer
 
 
 def _on_host(state: Any) -> Any:

@@ -37,7 +37,9 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """L2 norm over all gradients together, a scalar of at least float32; 0 where there is none."""
     if not gradients:
         return torch.zeros(())
-    widened = None if HALF.isdisjoint({gradient.dtype for gradient in gradients}) else torch.float32
+    dtypes = {gradient.dtype for gradient in gradients}
+    widest = torch.float64 if torch.float64 in dtypes else torch.float32
+    widened = None if HALF.isdisjoint(dtypes) else widest
     norms = torch._foreach_norm(list(gradients), 2, widened)
     if norms[0].is_cpu:  # where reading a number waits for nothing, and costs less than two more kernels
         return norms[0].new_full((), math.hypot(*map(Tensor.item, norms)))

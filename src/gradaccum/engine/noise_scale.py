@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from scipy.stats import bootstrap, norm, t
 from torch import Tensor, distributed, nn
 
 from gradaccum.engine.observer import Note
-from gradaccum.errors import BatchError
+from gradaccum.errors import BatchError, ConfigError
 
 Floats = NDArray[np.float64]
 
@@ -94,8 +96,8 @@ class NoiseScale:
             )
         self._squares = _Squares()
         hooks = [
-            each.register_hook(self._squares.note)  # type: ignore[no-untyped-call]
-            for each in parameters
+            each.register_hook(partial(self._squares.note, number))  # type: ignore[no-untyped-call]
+            for number, each in enumerate(parameters)
             if each.requires_grad
         ]
         try:
@@ -132,6 +134,7 @@ class NoiseScale:
 
         Raises:
             BatchError: no window had two micro-batches with targets.
+            ConfigError: `confidence` is no share.
         """
         return estimate(self.windows(), confidence=confidence)
 
@@ -141,15 +144,20 @@ class _Squares:
 
     def __init__(self) -> None:
         self.micro_batches = 0
+        self._fresh: dict[int, Tensor] = {}
         self._norms: list[Tensor] = []
         self._weights: list[float] = []
 
-    def note(self, gradient: Tensor) -> None:
-        self._norms.append(torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)))
+    def note(self, parameter: int, gradient: Tensor) -> None:
+        """The last gradient of a micro-batch counts: a loss that holds gradients itself (a penalty) makes others."""
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        self._fresh[parameter] = torch.linalg.vector_norm(gradient.detach(), dtype=dtype)
 
     def end_micro_batch(self, count: float, factor: float) -> None:
         """What was noted since the last call is `factor * count` times a mean gradient."""
-        self._weights += [1 / (count * factor**2)] * (len(self._norms) - len(self._weights))
+        self._norms += self._fresh.values()
+        self._weights += [1 / (count * factor**2)] * len(self._fresh)
+        self._fresh.clear()
         self.micro_batches += 1
 
     def weighted_sum(self) -> Tensor:
@@ -168,7 +176,12 @@ def estimate(windows: Sequence[WindowNoise], *, confidence: float = 0.95) -> Noi
 
     Raises:
         BatchError: there is no window.
+        ConfigError: `confidence` is no share.
     """
+    if not isinstance(confidence, Real) or not 0 < confidence < 1:
+        raise ConfigError(
+            f"confidence={confidence!r} is no share between 0 and 1, so no interval would hold it. Set it to 0.95, say."
+        )
     if not windows:
         raise BatchError(
             "no window had 2 micro-batches with targets, so there is no noise scale. Use accum_steps of at least 2."

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +19,11 @@ NUMBERS = frozenset({int, float})
 
 ONE_TERM: Mapping[str, float] = {"": 1.0}
 """An objective of one term, which needs no name."""
+
+WIDE = frozenset({torch.float32, torch.float64})
+
+LARGEST_COUNT = 1e300
+"""So that the sum over a window is a number still."""
 
 FEW = 256
 """So many labels are counted in a Python list before torch has dispatched two kernels."""
@@ -53,9 +57,15 @@ class Objective:
             return
         if not self.weights:
             raise ConfigError("weights={} names no term, so there is nothing to minimise. Name one, or leave it out.")
+        if not isinstance(self.weights, Mapping):
+            raise ConfigError(
+                f"weights={self.weights!r} names no weights. Give a mapping from each term to its weight."
+            )
         for name, weight in self.weights.items():
-            if not math.isfinite(weight):
-                raise ConfigError(f"the weight of {name!r} is {weight}, so every loss would be. Give a finite one.")
+            if not isinstance(weight, Real) or not abs(weight) < float("inf"):
+                raise ConfigError(
+                    f"the weight of {name!r} is {weight!r}, so every loss would be. Give a finite number."
+                )
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -126,14 +136,14 @@ class Objective:
             logits = model(inputs)
             if logits.dtype in HALF:
                 logits = logits.float()
-            if logits.dim() > 2:
+            if logits.dim() != 2 or labels.dim() != 1:
                 _require_alike(logits, labels)
                 logits, labels = logits.flatten(0, -2), labels.flatten()
             weight = None if class_weights is None else class_weights.to(logits)
             return F.cross_entropy(logits, labels, weight=weight, ignore_index=ignore_index, reduction="sum")
 
         def count(batch: Batch) -> Tensor | int:
-            _, labels = batch
+            _, labels = _pair(batch)
             if class_weights is not None:
                 return class_weights.to(labels.device, torch.float64)[labels[labels != ignore_index]].sum()
             if labels.is_cpu and labels.numel() <= FEW:
@@ -142,6 +152,23 @@ class Objective:
             return torch.count_nonzero(labels != ignore_index)
 
         return cls(loss_sum, count)
+
+
+def _pair(batch: Batch) -> tuple[Any, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise BatchError(
+            f"a micro-batch is a {type(batch).__name__} and no pair (inputs, labels), which is what "
+            "Objective.classification compares. Give pairs, or an Objective(loss_sum, count) that knows your batches. "
+            "(Of a whole batch, give its pieces: split(batch, micro_batch).)"
+        )
+    inputs, labels = batch
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise BatchError(
+            f"labels are {kind}, not whole numbers in a tensor, so which of them are targets cannot be told. Give the "
+            "class of each sample; for probabilities of classes, give an Objective(loss_sum, count) of your own."
+        )
+    return inputs, labels
 
 
 def _require_alike(logits: Tensor, labels: Tensor) -> None:
@@ -156,36 +183,54 @@ def _numbers(counts: list[Any], *, terms: int) -> list[float]:
     """What an objective returned for a window, as numbers of targets; `terms` in turn for each micro-batch."""
     if not NUMBERS.issuperset(map(type, counts)):
         counts = _read(counts)
-    elif min(counts, default=0) >= 0 and sum(counts) < math.inf:
+    elif min(counts, default=0) >= 0 and sum(counts) <= LARGEST_COUNT:  # which a NaN is not
         return counts
     for index, count in enumerate(counts):
-        if not isinstance(count, int | float) or not 0 <= count < math.inf:
+        if not isinstance(count, int | float) or not 0 <= count <= LARGEST_COUNT:
             raise _no_count(index // terms, count)
     return counts
 
 
 def _read(counts: Sequence[Any]) -> list[Any]:
     """Counts as plain numbers; those on an accelerator are read with one copy."""
-    counts = [count.item() if isinstance(count, np.generic) else count for count in counts]
-    away = [count for count in counts if isinstance(count, Tensor) and not count.is_cpu]
+    away = [count for count in counts if _is_away(count)]
     read = iter(torch.stack(away).tolist() if away else ())
-    return [
-        (count.tolist() if count.is_cpu else next(read)) if isinstance(count, Tensor) else count for count in counts
-    ]
+    return [next(read) if _is_away(count) else _number(count) for count in counts]
+
+
+def _is_away(count: Any) -> bool:
+    return isinstance(count, Tensor) and not count.is_cpu and not count.dim()
+
+
+def _number(count: Any) -> Any:
+    """Of tensors and numpy's scalars of no dimensions the number; what is none is left to be refused."""
+    return count.item() if getattr(count, "ndim", None) == 0 and hasattr(count, "item") else count
 
 
 def _no_count(index: int, count: Any) -> BatchError:
     return BatchError(
-        f"micro-batch {index} of the window counts {count} targets, and nothing can be divided by that. "
-        "Return a finite number of at least 0 from Objective.count."
+        f"micro-batch {index} of the window counts {count!r:.40} targets, and nothing can be divided by that. "
+        f"Return a number from 0 to {LARGEST_COUNT:g} from Objective.count."
     )
 
 
-def loss_sum_of(returned: Tensor) -> Tensor:
+def loss_sum_of(returned: Any) -> Tensor:
     """What an objective returned as one term's loss sum: a scalar, widened to float32 where it is narrower."""
+    if not isinstance(returned, Tensor):
+        raise BatchError(
+            f"Objective.loss_sum returned a {type(returned).__name__}, not a tensor, so there is nothing to "
+            "differentiate. Return the sum of the loss as torch computed it, without .item() or float()."
+        )
     if returned.dim():
         raise BatchError(
             f"Objective.loss_sum returned a tensor of shape {tuple(returned.shape)}, not a scalar, so there is no one "
             "loss to differentiate. Return the sum over the micro-batch's targets (reduction='sum')."
         )
-    return returned.float() if returned.dtype in HALF else returned
+    if returned.dtype in WIDE:
+        return returned
+    if returned.dtype not in HALF:
+        raise BatchError(
+            f"Objective.loss_sum returned a loss of type {returned.dtype}, of which there is no gradient to step on. "
+            "Return a real floating-point number."
+        )
+    return returned.float()

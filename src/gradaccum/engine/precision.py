@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, TypeVar
@@ -21,13 +21,12 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Computation = TypeVar("Computation", bound=Callable[..., object])
 
 
-def autocast(precision: Precision, device: torch.device) -> Callable[[Computation], Computation]:
+def autocast(precision: Precision, device: torch.device, compute: Computation) -> Computation:
     """Forward and loss of a micro-batch in a precision; backward runs outside, in the types that forward chose."""
-    return _as_it_is if precision == "float32" else torch.autocast(device.type, _AUTOCAST[precision])
-
-
-def _as_it_is(compute: Computation) -> Computation:
-    return compute
+    if precision == "float32":
+        return compute
+    narrow: Computation = torch.autocast(device.type, _AUTOCAST[precision])(compute)
+    return narrow
 
 
 def master_weights(model: nn.Module) -> list[nn.Parameter]:
@@ -45,7 +44,14 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 class NativeGradients:
-    """The window's gradient, accumulated by autograd in `.grad`, in the parameters' own types."""
+    """The window's gradient, accumulated by autograd in `.grad`, in the parameters' own types.
+
+    Attributes:
+        parameters: everything that can hold a gradient.
+        mastered: those that have a master weight; None where there are no master weights.
+    """
+
+    mastered: Collection[nn.Parameter] | None = None
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -110,6 +116,7 @@ class MasterGradients(WideGradients):
     def __init__(self, parameters: Sequence[nn.Parameter], masters: Mapping[nn.Parameter, nn.Parameter]) -> None:
         super().__init__(parameters, torch.float32)
         self._masters = masters
+        self.mastered = masters.keys()
 
     def whole(self) -> list[Tensor]:
         for parameter, master in self._masters.items():

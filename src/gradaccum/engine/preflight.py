@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from inspect import Parameter, signature
+from numbers import Real
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gradaccum.engine.gradients import HALF
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.observer import Observer
 from gradaccum.engine.precision import Precision, trainable
-from gradaccum.errors import ConfigError, PreflightWarning
+from gradaccum.errors import BatchError, ConfigError, PreflightWarning
+
+NO_GRADIENT = "does not require grad and does not have a grad_fn"
+"""How torch's error reads where a loss depends on nothing that is trained."""
 
 
-def require_sync(sync: str) -> None:
+def require_parts(model: object, optimizer: object, objective: object) -> None:
+    """Refuse what is of another kind than it should be, before it fails in words of its own."""
+    for name, part, kind in (
+        ("model", model, nn.Module),
+        ("optimizer", optimizer, Optimizer),
+        ("objective", objective, Objective),
+    ):
+        if not isinstance(part, kind):
+            raise ConfigError(
+                f"{name} is a {type(part).__name__}, not {_a(kind.__name__)}. Give Accumulator(model, optimizer, "
+                "objective, ...) in this order; a plain loss function becomes Objective(loss_sum=..., count=...)."
+            )
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'AEIOU' else 'a'} {noun}"
+
+
+def require_options(*, sync: str, clip_norm: float | None, after_step: object) -> None:
     if sync not in ("last", "every"):
         raise ConfigError(f"sync={sync!r} is unknown. Set it to 'last' (one reduction a window) or 'every'.")
-
-
-def require_clip_norm(clip_norm: float | None) -> None:
-    if clip_norm is not None and not clip_norm > 0:
+    if not isinstance(after_step, Iterable):
+        raise ConfigError("after_step is no list of functions. Give [function], each taking the model.")
+    if clip_norm is None:
+        return
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, Real):
+        raise ConfigError(f"clip_norm={clip_norm!r} is not a number. Set it to a number above 0, or to None.")
+    if not clip_norm > 0:
         raise ConfigError(
             f"clip_norm={clip_norm} would erase or turn round every gradient. Set it above 0, or to None."
         )
@@ -44,14 +70,21 @@ def require_model(model: nn.Module) -> None:
                 f"{_named(name)} makes sparse gradients, whose norm and clip are not defined here. Build it with "
                 "sparse=False."
             )
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ConfigError(
+                f"the model's parameter {name!r} has a post-accumulate-grad hook, which runs after every micro-batch's "
+                "backward pass: an optimizer that steps in it would step on parts of the window's gradient. Remove it, "
+                "and step through the Accumulator; to look at gradients, use observer= or Tensor.register_hook."
+            )
 
 
 def require_optimizer(optimizer: Optimizer, model: nn.Module, *, master_weights: Sequence[nn.Parameter] | None) -> None:
     """Refuse an optimizer that would not change the model."""
-    if isinstance(optimizer, LBFGS):
+    if _needs_closure(optimizer):
         raise ConfigError(
-            "LBFGS evaluates the loss several times a step through a closure, but a window's gradient is computed "
-            "once. Use an optimizer that steps on a given gradient, such as SGD or AdamW."
+            f"{type(optimizer).__name__} evaluates the loss several times a step through a closure, but a window's "
+            "gradient is computed once. Use an optimizer that steps on a given gradient, such as SGD or AdamW."
         )
     stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if not stepped.intersection(trainable(model) if master_weights is None else master_weights):
@@ -62,6 +95,11 @@ def require_optimizer(optimizer: Optimizer, model: nn.Module, *, master_weights:
         )
 
 
+def _needs_closure(optimizer: Optimizer) -> bool:
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is Parameter.empty
+
+
 def require_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> None:
     """Refuse a scheduler that one tick a window does not drive."""
     if scheduler is None:
@@ -70,6 +108,11 @@ def require_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> No
         raise ConfigError(
             "ReduceLROnPlateau steps on a validation metric, which a window does not have. Call its step(metric) "
             "yourself after each validation, and leave scheduler=None."
+        )
+    if not isinstance(scheduler, LRScheduler):
+        raise ConfigError(
+            f"scheduler is a {type(scheduler).__name__}, not a torch LRScheduler. Chain several with "
+            "torch.optim.lr_scheduler.ChainedScheduler or SequentialLR."
         )
     if scheduler.optimizer is not optimizer:
         raise ConfigError(
@@ -126,6 +169,34 @@ def _require_masters(model: nn.Module, master_weights: Sequence[nn.Parameter], a
         )
 
 
+def explain(error: BaseException, model: nn.Module) -> None:
+    """Raise in an error's stead where torch's own words do not say what to do.
+
+    Raises:
+        BatchError: the loss of a micro-batch depends on nothing that is trained.
+    """
+    if isinstance(error, RuntimeError) and NO_GRADIENT in str(error):
+        raise BatchError(_why_no_gradient(model)) from error
+
+
+def _why_no_gradient(model: nn.Module) -> str:
+    if not torch.is_grad_enabled():
+        return (
+            "step() was called under torch.no_grad() or torch.inference_mode(), where no gradient is recorded. Call "
+            "it outside; to measure a loss only, call the model yourself."
+        )
+    if not trainable(model):
+        return (
+            "no parameter of the model requires a gradient any more, so there is nothing to step on. Unfreeze some "
+            "(requires_grad_(True)), or stop training."
+        )
+    return (
+        "Objective.loss_sum returned a loss, or a term of one, that depends on no trained parameter: a constant, or "
+        "something detached or computed under torch.no_grad(). Return it as computed from the model's output; where a "
+        "term is a constant in some micro-batches, add 0 * output.sum() to it."
+    )
+
+
 def meet_reentrant_checkpoints(losses: Sequence[Tensor], *, several_ranks: bool) -> None:
     """Warn where a loss's graph holds a reentrant checkpoint, whose parameters' gradients may silently be missing.
 
@@ -170,18 +241,3 @@ def _replays_cuda_graphs(module: nn.Module) -> bool:
 
 def _named(name: str) -> str:
     return f"the model's module {name!r}" if name else "the model"
-
-
-def stepped_by(optimizer: Optimizer) -> int:
-    """How many parameters an optimizer steps."""
-    return sum([len(group["params"]) for group in optimizer.param_groups])
-
-
-def require_same_parameters(built_with: int, optimizer: Optimizer) -> None:
-    """Refuse parameters that joined the optimizer later: their gradients would be neither cleared nor clipped."""
-    now = stepped_by(optimizer)
-    if built_with != now:
-        raise ConfigError(
-            f"the optimizer steps {now} parameters, but had {built_with} when this Accumulator was built, and it would "
-            "neither clear nor clip the gradients of the others. Build it after the last change to the optimizer."
-        )

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradaccum.engine import gradients
-from gradaccum.engine.batching import Batch, samples_in
+from gradaccum.engine.batching import Batch, require_window, samples_in
+from gradaccum.engine.buffers import Buffers
 from gradaccum.engine.exchange import exchange, lost_ranks
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.step_result import LossSums
@@ -81,6 +82,7 @@ class OneProcess:
 
     def share(self, objective: Objective, window: Sequence[Batch]) -> Work:
         """Targets of every micro-batch, counted before the first pass."""
+        require_window(window)
         if not window:
             raise BatchError("the window is empty, so there is no gradient to step on. Give at least one micro-batch.")
         return _own(objective, window)
@@ -112,7 +114,7 @@ class ManyRanks:
         So every rank reduces equally often, and the collectives inside a sharded model's passes pair up.
         """
         own, error = self._try(objective, window)
-        self._keep(own, objective, window)
+        self._keep(own, objective, [] if error else window)
         status = FAILED if error else READY if self._kept else NOTHING_TO_REPLAY
         told = exchange(_numbers([status, len(own.batches), own.samples, *own.totals]), self.group)
         passes, samples = int(told[:, 1].max()), int(told[:, 2].sum())
@@ -123,6 +125,7 @@ class ManyRanks:
     def _try(self, objective: Objective, window: Sequence[Batch]) -> tuple[Work, Exception | None]:
         """An error here must not leave the other ranks waiting; they hear of it first."""
         try:
+            require_window(window)
             return _own(objective, window), None
         except Exception as error:  # noqa: BLE001 (raised again once the others know)
             return _own(objective, []), error
@@ -182,11 +185,11 @@ def ranks_of(model: nn.Module) -> Ranks:
 @contextmanager
 def buffers_unchanged(model: nn.Module) -> Iterator[None]:
     """A replayed pass must not enter running statistics a second time."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, value in before:
-            buffer.copy_(value)
+    before = Buffers(model)
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 def _own(objective: Objective, window: Sequence[Batch]) -> Work:

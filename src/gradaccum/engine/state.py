@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from gradaccum.engine import gradients
 from gradaccum.engine.precision import LossScale
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 PARTS = ("scheduler", "loss_scale", "master_weights")
 """What an accumulator may lack."""
+
+BY_ENTRY = frozenset({"momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
+"""What torch's optimizers keep for each entry of a parameter, in its shape."""
 
 
 def require_boundary(call: str, *, in_window: bool) -> None:
@@ -45,8 +50,10 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
     """Put an accumulator of the same parts where the state was taken.
 
     Raises:
-        StateError: it has other parts.
+        StateError: it has other parts; then nothing has changed.
     """
+    if not isinstance(state, Mapping):
+        raise StateError(f"the state is a {type(state).__name__}. Give what Accumulator.state_dict() returned.")
     missing = {"steps", "optimizer", "random", *PARTS} - state.keys()
     if missing:
         raise StateError(f"the state lacks {', '.join(sorted(missing))}. Give what Accumulator.state_dict() returned.")
@@ -57,6 +64,8 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
                 f"the state holds {'a' if given else 'no'} {part}, but this accumulator has "
                 f"{'one' if has else 'none'}, and the run would not continue. Build it with the same parts."
             )
+    _require_same_shapes(run.master_weights or (), state["master_weights"] or ())
+    _require_same_optimizer(run.optimizer, state["optimizer"])
     run.optimizer.load_state_dict(state["optimizer"])
     if run.scheduler is not None:
         run.scheduler.load_state_dict(state["scheduler"])
@@ -66,3 +75,42 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
         gradients.copy([*(run.master_weights or ())], state["master_weights"] or [])
     set_random_state(state["random"])
     run.steps = state["steps"]
+
+
+def _require_same_shapes(masters: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    has, given = ([tuple(each.shape) for each in tensors] for tensors in (masters, saved))
+    if has != given:
+        raise StateError(
+            f"the state's {len(given)} master weights have other shapes than this model's {len(has)} ({given} against "
+            f"{has}), so it is another model's. Build the model that was saved."
+        )
+
+
+def _require_same_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """torch takes any state whose groups are of the right length, and fails, or goes wrong, at the next step."""
+    saved = state["param_groups"]
+    lengths = [len(group["params"]) for group in saved]
+    if lengths != (own := [len(group["params"]) for group in optimizer.param_groups]):
+        raise StateError(
+            f"the state's optimizer steps groups of {lengths} parameters, this one groups of {own}, so the run would "
+            "not continue. Build model and optimizer as they were."
+        )
+    for group, current in zip(saved, optimizer.param_groups, strict=True):
+        extra, lacking = group.keys() - current.keys(), current.keys() - group.keys()
+        if extra and lacking:  # other versions of one optimizer differ in one direction only
+            raise StateError(
+                f"the state is of another kind of optimizer than {type(optimizer).__name__}: it sets "
+                f"{', '.join(sorted(extra))}, and knows no {', '.join(sorted(lacking))}. Build the optimizer that was "
+                "saved."
+            )
+        for index, parameter in zip(group["params"], current["params"], strict=True):
+            _require_own_state(state["state"].get(index, {}), parameter)
+
+
+def _require_own_state(saved: Mapping[str, Any], parameter: Tensor) -> None:
+    for kind in BY_ENTRY & saved.keys():
+        if saved[kind] is not None and saved[kind].shape != parameter.shape:
+            raise StateError(
+                f"the state's {kind} has the shape {tuple(saved[kind].shape)}, its parameter {tuple(parameter.shape)}, "
+                "so it is another model's. Build the model that was saved."
+            )

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.optim import Optimizer
 
 from gradaccum.engine.accumulator import Accumulator
-from gradaccum.engine.batching import Batch, map_tensors, tensors_of
+from gradaccum.engine.batching import Batch
 from gradaccum.engine.objective import Objective
+from gradaccum.engine.structure import map_tensors, tensors_of
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench, make_optimizer
 from gradaccum.measurements.process_memory import DevicePeak, ProcessPeak, give_freed_memory_back
