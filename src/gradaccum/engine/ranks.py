@@ -15,6 +15,7 @@ from gradaccum.engine import gradients
 from gradaccum.engine.batching import Batch, samples_in
 from gradaccum.engine.exchange import exchange, lost_ranks
 from gradaccum.engine.objective import Objective
+from gradaccum.engine.replicas import require_same_replicas
 from gradaccum.engine.step_result import LossSums
 from gradaccum.engine.traffic import Traffic, traffic_of
 from gradaccum.engine.wrapping import data_parallel, is_sharded
@@ -164,7 +165,12 @@ class ManyRanks:
 
 
 def ranks_of(model: nn.Module) -> Ranks:
-    """How the model's windows are shared out: over the ranks that its gradients are reduced over."""
+    """How the model's windows are shared out: over the ranks that its gradients are reduced over.
+
+    Raises:
+        ConfigError: their parameters differ.
+    """
+    require_same_replicas(model)
     if (ddp := data_parallel(model)) is not None:
         return ManyRanks(ddp.process_group, traffic_of(model))
     if is_sharded(model):
