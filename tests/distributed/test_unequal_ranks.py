@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradaccum import Accumulator, BatchError, ConfigError, Objective, split, windows
+from gradaccum.engine.ranks import buffers_unchanged
 from tests.distributed import models
 from tests.distributed.pool import Pool
 from tests.distributed.test_gradients import given
@@ -123,6 +124,15 @@ def test_a_replayed_batch_does_not_enter_running_statistics(ranks: Pool) -> None
     assert int(first["num_batches_tracked"]) == 4
     assert int(second["num_batches_tracked"]) == 2
     assert not torch.equal(first["running_mean"], second["running_mean"])  # the drift that the warning tells of
+
+
+def test_a_replayed_batch_enters_statistics_that_all_ranks_share() -> None:
+    """SyncBatchNorm's, which runs on CUDA only: kept back on the replaying rank, they would differ from the others'."""
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.SyncBatchNorm(6))
+    with torch.no_grad(), buffers_unchanged(model):
+        for buffer in model.buffers():
+            buffer.add_(1)
+    assert [int(layer.num_batches_tracked) for layer in model] == [0, 1]
 
 
 def several_terms() -> list[dict[str, Any]]:

@@ -43,7 +43,8 @@ def exchange(told: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 def _place(told: Tensor, group: dist.ProcessGroup | None) -> torch.device:
     """NCCL takes CUDA tensors only; gloo is surest with the CPU's."""
     if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
+        bound = getattr(group or dist.group.WORLD, "bound_device_id", None)  # of init_process_group(device_id=...)
+        return bound or torch.device("cuda", torch.cuda.current_device())
     return told.device if "nccl" in dist.get_backend_config(group) else torch.device("cpu")
 
 

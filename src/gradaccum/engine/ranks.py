@@ -181,8 +181,9 @@ def ranks_of(model: nn.Module) -> Ranks:
 
 @contextmanager
 def buffers_unchanged(model: nn.Module) -> Iterator[None]:
-    """A replayed pass must not enter running statistics a second time."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    """A replayed pass must not enter running statistics a second time; SyncBatchNorm's are those of all ranks."""
+    own = (module for module in model.modules() if not isinstance(module, nn.SyncBatchNorm))
+    before = [(buffer, buffer.clone()) for module in own for buffer in module.buffers(recurse=False)]
     yield
     with torch.no_grad():
         for buffer, value in before:
