@@ -1,4 +1,4 @@
-"""Real ranks for tests: three processes, started once, that run one function after another over gloo."""
+"""Real ranks for tests: processes, each started when first needed, that run one function after another over gloo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LARGEST_WORLD = 3
 TIMEOUT_S = 180
 
 
@@ -39,8 +38,7 @@ class Pool:
         Raises:
             FailedOnRankError: it raised somewhere, or did not end in time.
         """
-        if not self.processes:
-            self.start()
+        self.start(world_size)
         store = self.folder / f"store-{next(self.numbers)}"
         waiting = dict(enumerate(self.connections[:world_size]))
         for connection in waiting.values():
@@ -57,9 +55,9 @@ class Pool:
             raise FailedOnRankError("\n".join(failed))
         return [torch.load(io.BytesIO(replies[rank]), weights_only=False) for rank in range(world_size)]
 
-    def start(self) -> None:
+    def start(self, world_size: int) -> None:
         context = multiprocessing.get_context("spawn")
-        for rank in range(LARGEST_WORLD):
+        for rank in range(len(self.processes), world_size):
             here, there = context.Pipe()
             process = context.Process(target=serve, args=(rank, there), daemon=True)
             process.start()

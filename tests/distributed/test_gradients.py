@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradaccum import Accumulator
 from tests.distributed import models
 from tests.distributed.models import OPTIMIZERS, SHARES, Shares
 from tests.distributed.pool import Pool
-from tests.engine.reference import assert_same, make_batch, make_model, mean_loss
+from tests.engine.reference import CLASSIFICATION, assert_same, gradient_of, make_batch, make_model, mean_loss
 
 CASES = [(world, shares) for world, choices in SHARES.items() for shares in choices]
 EVERY_SHARE = pytest.mark.parametrize(("world", "shares"), CASES, ids=str)
@@ -112,3 +113,18 @@ def test_keeping_parameters_gathered_changes_no_gradient_and_saves_gathers(ranks
         results = ranks(world, models.train_shares, "fsdp2", shares, keep_gathered=keep)
         gathered[keep] = results[0]["steps"][1]["gathered_bytes"]
     assert gathered[True] < gathered[False]
+
+
+def wide_sums_of_every_reduction() -> dict[str, Any]:
+    model = models.ddp(make_model(torch.bfloat16))
+    wide = Accumulator(model, models.OPTIMIZERS["sgd"](model), CLASSIFICATION, accum_dtype=torch.float32, sync="every")
+    return models.train(wide, [models.my_window([[5, 4], [3]], make_batch(dtype=torch.bfloat16))])
+
+
+def test_wide_sums_are_right_where_every_pass_reduces(ranks: Pool) -> None:
+    model = make_model(torch.bfloat16).double()
+    inputs, labels = make_batch(dtype=torch.bfloat16)
+    reference = gradient_of(mean_loss(model, (inputs.double(), labels)), model)
+    for result in ranks(2, wide_sums_of_every_reduction):
+        for found, right in zip(result["gradients"], reference, strict=True):
+            torch.testing.assert_close(found.double(), right, rtol=0.05, atol=2e-3)

@@ -1,4 +1,4 @@
-"""What cannot be right over ranks is refused when it is built; what fails on one rank fails on all."""
+"""What cannot be right over ranks is refused when it is built, or in the step that would be wrong."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed._composable import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from gradaccum import Accumulator, BatchError, ConfigError, Objective, RankError, master_weights
+from gradaccum import Accumulator, ConfigError, PreflightWarning, master_weights
 from tests.distributed import models
 from tests.distributed.pool import Pool
-from tests.distributed.test_gradients import given
 from tests.engine.reference import (
     CLASSIFICATION,
-    assert_same,
-    gradient_of,
-    make_batch,
     make_model,
-    mean_loss,
     window_of,
 )
 
@@ -33,6 +31,51 @@ WRAPS = pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 
 def accumulator(model: nn.Module, **options: Any) -> Accumulator:
     return Accumulator(model, models.OPTIMIZERS["sgd"](model), CLASSIFICATION, **options)
+
+
+def replicated() -> None:
+    accumulator(replicate(make_model()))
+
+
+def tensor_parallel() -> tuple[nn.Module, DeviceMesh]:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    plan = {"0": ColwiseParallel(output_layouts=Replicate())}
+    return parallelize_module(nn.Sequential(nn.Linear(6, 8)).double(), mesh["tensor"], plan), mesh["data"]
+
+
+def tensor_parallel_alone() -> None:
+    accumulator(tensor_parallel()[0])
+
+
+def tensor_parallel_in_ddp() -> None:
+    model, mesh = tensor_parallel()
+    accumulator(models.ddp(model, device_mesh=mesh))
+
+
+def inside_no_sync() -> None:
+    runner = accumulator(models.ddp(make_model()))
+    with runner.model.no_sync():
+        runner.step(window_of([5, 4, 3]))
+
+
+def inside_join() -> None:
+    runner = accumulator(models.ddp(make_model()))
+    with runner.model.join():
+        try:
+            runner.step(window_of([5, 4, 3]))
+        finally:
+            runner.model._join_config = runner.model._join_config._replace(enable=False)  # or leaving it waits
+
+
+def loaded_on_one_rank() -> None:
+    model = models.ddp(make_model())
+    if dist.get_rank() == 1:
+        model.module.load_state_dict(make_model(seed=5).state_dict())
+    accumulator(model)
+
+
+def replicas_seeded_apart() -> None:
+    accumulator(models.hsdp(make_model(seed=dist.get_rank())))
 
 
 def static_graph() -> None:
@@ -132,6 +175,13 @@ def refusal(build: Callable[[], None]) -> str:
         (parameters_of_none, "the optimizer steps on 1 parameters that the model does not hold"),
         (masters, "Set sync='every'"),
         (wide_sums, "Set sync='every'"),
+        (replicated, "the model is wrapped in replicate"),
+        (tensor_parallel_alone, "parameter '0.weight' is spread over ranks by tensor parallelism"),
+        (tensor_parallel_in_ddp, "parameter 'module.0.weight' is spread over ranks by tensor parallelism"),
+        (inside_no_sync, "Leave no_sync() to the engine"),
+        (inside_join, "Leave join() out"),
+        (loaded_on_one_rank, "parameter 'module.0.weight' is not the same on all ranks"),
+        (replicas_seeded_apart, "parameter '0.weight' is not the same on all ranks"),
         (reentrant_checkpoint, "Pass use_reentrant=False"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -141,76 +191,13 @@ def test_what_cannot_be_right_is_refused(ranks: Pool, build: Callable[[], None],
         assert message in refused
 
 
-def wide_sums_of_every_reduction() -> dict[str, Any]:
-    model = models.ddp(make_model(torch.bfloat16))
-    wide = accumulator(model, accum_dtype=torch.float32, sync="every")
-    return models.train(wide, [models.my_window([[5, 4], [3]], make_batch(dtype=torch.bfloat16))])
+def plain_on_several_ranks() -> str:
+    with pytest.warns(PreflightWarning) as warned:
+        accumulator(make_model())
+    assert warned[0].filename == __file__
+    return str(warned[0].message)
 
 
-def test_wide_sums_are_right_where_every_pass_reduces(ranks: Pool) -> None:
-    model = make_model(torch.bfloat16).double()
-    inputs, labels = make_batch(dtype=torch.bfloat16)
-    reference = gradient_of(mean_loss(model, (inputs.double(), labels)), model)
-    for result in ranks(2, wide_sums_of_every_reduction):
-        for found, right in zip(result["gradients"], reference, strict=True):
-            torch.testing.assert_close(found.double(), right, rtol=0.05, atol=2e-3)
-
-
-def uncountable() -> list[str]:
-    """Rank 1 cannot count its second window; then all is well again."""
-    calls = iter([False, dist.get_rank() == 1, False])
-
-    def count(batch: Any) -> int:
-        return -1 if next(calls) else len(batch[0])
-
-    runner = models.accumulator_of("ddp", objective=Objective(CLASSIFICATION.loss_sum, count))
-    batch = models.my_window([[6], [6]], make_batch())[0]
-    runner.step([batch])
-    before = models.parameters_of(runner.model)
-    with pytest.raises((BatchError, RankError)) as refused:
-        runner.step([batch])
-    assert all(map(torch.equal, before, models.parameters_of(runner.model)))
-    assert runner.step([batch]).applied
-    return [type(refused.value).__name__, str(refused.value)]
-
-
-def test_an_error_in_counting_on_one_rank_reaches_all_before_any_pass(ranks: Pool) -> None:
-    first, second = ranks(2, uncountable)
-    assert first[0] == "RankError"
-    assert "rank 1 could not count the targets" in first[1]
-    assert second[0] == "BatchError"
-
-
-def interrupted(wrap: str, at: int, **options: Any) -> dict[str, Any]:
-    """Every rank's loss raises at one micro-batch of the second window."""
-    calls = iter(range(100))
-
-    def loss_sum(model: nn.Module, batch: Any) -> Tensor:
-        loss = CLASSIFICATION.loss_sum(model, batch)
-        if next(calls) == 3 + at:
-            raise ArithmeticError("the loss is not to be had")
-        return loss
-
-    runner = models.accumulator_of(wrap, objective=Objective(loss_sum, CLASSIFICATION.count), **options)
-    window = models.my_window({2: [[3, 2, 1], [1, 2, 3]]}[dist.get_world_size()], make_batch())
-    runner.step(window)
-    with pytest.raises(ArithmeticError):
-        runner.step(window)
-    return models.train(runner, [window])
-
-
-@WRAPS
-@pytest.mark.parametrize("sync", ["last", "every"])
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_after_a_window_that_failed_everywhere_the_next_starts_clean(
-    ranks: Pool, wrap: str, sync: str, at: int
-) -> None:
-    model = make_model()
-    optimizer = models.OPTIMIZERS["sgd"](model)
-    for _ in range(2):
-        optimizer.zero_grad()
-        mean_loss(model, make_batch()).backward()
-        optimizer.step()
-    for result in ranks(2, interrupted, wrap, at, sync=sync):
-        assert_same(given(result["gradients"]), given([parameter.grad for parameter in model.parameters()]))
-        assert_same(given(result["parameters"]), list(model.parameters()))
+def test_ranks_that_each_train_a_model_of_their_own_are_warned_of(ranks: Pool) -> None:
+    for message in ranks(2, plain_on_several_ranks):
+        assert "this is one of 2 ranks, but the model is spread over none" in message

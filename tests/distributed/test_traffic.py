@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
 
 from gradaccum import Accumulator, ConfigError, counted, gradient_sync
 from gradaccum.engine.traffic import traffic_of
 from tests.distributed import models
 from tests.distributed.pool import Pool
-from tests.engine.reference import CLASSIFICATION, make_batch, make_model, mean_loss, window_of
+from tests.engine.reference import CLASSIFICATION, assert_same, make_batch, make_model, mean_loss, window_of
 
 GRADIENT_BYTES = 8 * (6 * 5 + 5 + 5 * 4 + 4)
+PADDED_BYTES = 8 * (6 * 6 + 6 + 4 * 5 + 4)
+"""Over two shards: the layer of 5 outputs is padded to 6."""
 WORLDS = pytest.mark.parametrize("world", [2, 3])
 SMALL_BUCKETS = {"bucket_cap_mb": 1e-4}
 
@@ -54,11 +57,41 @@ def test_fsdp2_reduces_once_a_window_and_n_times_where_asked(ranks: Pool) -> Non
     assert counts(last, "reductions") == counts(gathered, "reductions") == {2}
     assert counts(every, "reductions") == {8}
     (padded,) = counts(last, "reduced_bytes")
-    assert padded == 8 * (6 * 6 + 6 + 4 * 5 + 4)  # the layer of 5 outputs is padded to 6
+    assert padded == PADDED_BYTES
     assert counts(every, "reduced_bytes") == {4 * padded}
     assert counts(every, "gathered_bytes") == counts(last, "gathered_bytes")
     assert counts(last, "gathered_bytes") == {2 * 4 * padded}  # forward and backward of every pass
     assert counts(gathered, "gathered_bytes") == {5 * padded}
+
+
+def windows_of_replicas(shards: int) -> tuple[dict[str, Any], list[Any]]:
+    """The last of three windows over replicas of so many shards, and its gradients."""
+    shape = (dist.get_world_size() // shards, shards)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))
+    accumulator = models.accumulator_of("fsdp2", wrap_options={"mesh": mesh})
+    window = models.my_window([[2, 1]] * dist.get_world_size(), make_batch(3 * dist.get_world_size()))
+    steps = [models.plain(accumulator.step(window)) for _ in range(3)]
+    return steps[-1], models.gradients_of(accumulator.model)
+
+
+@pytest.mark.parametrize(
+    ("world", "shards", "reductions", "reduced_bytes"),
+    [(2, 1, 2, GRADIENT_BYTES), (4, 2, 4, PADDED_BYTES + PADDED_BYTES // 2)],
+    ids=["one shard", "two shards"],
+)
+def test_replicas_of_shards_count_their_all_reduces_as_well(
+    ranks: Pool, world: int, shards: int, reductions: int, reduced_bytes: int
+) -> None:
+    """One a layer between the replicas of a shard, after the shards' own if there are several."""
+    model, batch = make_model(), make_batch(3 * world)
+    optimizer = models.OPTIMIZERS["sgd"](model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        mean_loss(model, batch).backward()
+        optimizer.step()
+    for step, gradients in ranks(world, windows_of_replicas, shards):
+        assert (step["reductions"], step["reduced_bytes"]) == (reductions, reduced_bytes)
+        assert_same(gradients, [parameter.grad for parameter in model.parameters()])
 
 
 def forward_outside_no_sync() -> int:

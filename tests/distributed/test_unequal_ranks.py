@@ -1,9 +1,8 @@
-"""Ranks that do not hold the same: data that ends earlier, parameters that only some use, nothing to count."""
+"""Ranks that do not hold the same: data that ends earlier, targets that only some have, nothing to count."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradaccum import Accumulator, BatchError, ConfigError, NoiseScale, Objective, split, windows
+from gradaccum import Accumulator, BatchError, ConfigError, Objective, split, windows
+from gradaccum.engine.ranks import buffers_unchanged
 from tests.distributed import models
 from tests.distributed.pool import Pool
 from tests.distributed.test_gradients import given
-from tests.engine.reference import CLASSIFICATION, assert_same, make_batch, make_model, mean_loss, window_of
+from tests.engine.reference import assert_same, make_batch, make_model, mean_loss, window_of
 
 WRAPS = pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 
@@ -81,101 +81,6 @@ def test_dropping_a_short_window_keeps_ranks_together(ranks: Pool) -> None:
     assert ranks(2, dropping) == [[2, 0], [2, 2]]
 
 
-class Branching(nn.Module):
-    """Takes the second branch where the batch's first input says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.always = make_model(seed=1)
-        self.sometimes = make_model(seed=2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        out: Tensor = self.always(inputs)
-        return out + self.sometimes(inputs) if bool(inputs[0, 0] > 100) else out
-
-
-def marked(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    inputs = batch[0].clone()
-    inputs[0, 0] = 101
-    return inputs, batch[1]
-
-
-def branches(wrap: str, where: Sequence[tuple[int, int]], wrap_options: dict[str, Any]) -> dict[str, Any]:
-    """Windows in which the branch is used by these (rank, micro-batch) only."""
-    batches = split(make_batch(), [3, 2, 4, 3])[2 * dist.get_rank() :][:2]
-    for rank, index in where:
-        if rank == dist.get_rank():
-            batches[index] = marked(batches[index])
-    model = Branching()
-    return models.train(models.accumulator_of(wrap, model=model, wrap_options=wrap_options), [batches] * 2)
-
-
-def one_process_branches(where: Sequence[tuple[int, int]]) -> list[Tensor | None]:
-    model = Branching()
-    optimizer = models.OPTIMIZERS["sgd"](model)
-    batches = split(make_batch(), [3, 2, 4, 3])
-    for rank, index in where:
-        batches[2 * rank + index] = marked(batches[2 * rank + index])
-    for _ in range(2):
-        optimizer.zero_grad()
-        sum(mean_loss(model, batch) * len(batch[0]) / 12 for batch in batches).backward()
-        optimizer.step()
-    return [parameter.grad for parameter in model.parameters()]
-
-
-@pytest.mark.parametrize("where", [[(0, 0), (1, 0)], [(0, 0)], [(1, 1)], [(0, 1), (1, 0)], []], ids=str)
-def test_ddp_reduces_a_parameter_that_only_some_passes_use(ranks: Pool, where: list[tuple[int, int]]) -> None:
-    expected = one_process_branches(where)
-    for result in ranks(2, branches, "ddp", where, {"find_unused_parameters": True}):
-        assert [gradient is None for gradient in result["gradients"]] == [gradient is None for gradient in expected]
-        assert_same(given(result["gradients"]), given(expected))
-
-
-def test_fsdp2_reduces_a_parameter_that_only_an_early_pass_uses(ranks: Pool) -> None:
-    where = [(0, 0), (1, 0)]
-    for result in ranks(2, branches, "fsdp2", where, {}):
-        assert_same(given(result["gradients"]), given(one_process_branches(where)))
-
-
-def unnoticed() -> tuple[str, bool]:
-    """A parameter is unused in the last micro-batch, and DDP was not told to look for such."""
-    model = Branching()
-    accumulator = models.accumulator_of("ddp", model=model)
-    before = models.parameters_of(model)
-    first, second = window_of([6, 6])
-    with pytest.raises(ConfigError) as refused:
-        accumulator.step([marked(first), second])
-    return str(refused.value), all(map(torch.equal, before, models.parameters_of(model)))
-
-
-def test_ddp_that_reduced_nothing_is_noticed_in_the_same_step(ranks: Pool) -> None:
-    for message, unmoved in ranks(2, unnoticed):
-        assert "find_unused_parameters=True" in message
-        assert unmoved
-
-
-def frozen(wrap: str) -> dict[str, Any]:
-    model = make_model()
-    model[0].requires_grad_(False)
-    return models.train(models.accumulator_of(wrap, model=model, clip_norm=0.1), [window_of([5, 4, 3])] * 2)
-
-
-@WRAPS
-@pytest.mark.parametrize("world", [2, 3])
-def test_frozen_parameters_stay_and_the_others_are_reduced(ranks: Pool, wrap: str, world: int) -> None:
-    model = make_model()
-    model[0].requires_grad_(False)
-    optimizer = models.OPTIMIZERS["sgd"](model)
-    for _ in range(2):
-        optimizer.zero_grad()
-        mean_loss(model, make_batch()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-    for result in ranks(world, frozen, wrap):
-        assert_same(given(result["parameters"]), [parameter.detach() for parameter in model.parameters()])
-        assert result["gradients"][:2] == [None, None]
-
-
 def nothing_to_count(wrap: str) -> list[dict[str, Any]]:
     """A window without targets on rank 1, one without any on all ranks, and one of no micro-batches."""
     accumulator = models.accumulator_of(wrap)
@@ -221,6 +126,15 @@ def test_a_replayed_batch_does_not_enter_running_statistics(ranks: Pool) -> None
     assert not torch.equal(first["running_mean"], second["running_mean"])  # the drift that the warning tells of
 
 
+def test_a_replayed_batch_enters_statistics_that_all_ranks_share() -> None:
+    """SyncBatchNorm's, which runs on CUDA only: kept back on the replaying rank, they would differ from the others'."""
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.SyncBatchNorm(6))
+    with torch.no_grad(), buffers_unchanged(model):
+        for buffer in model.buffers():
+            buffer.add_(1)
+    assert [int(layer.num_batches_tracked) for layer in model] == [0, 1]
+
+
 def several_terms() -> list[dict[str, Any]]:
     """The second term has targets on rank 1 only."""
     objective = Objective(
@@ -261,61 +175,3 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: Pool, wrap: str) -
 def test_windows_refuse_an_unknown_kind_of_ranks() -> None:
     with pytest.raises(ConfigError, match="ranks='some' is unknown"):
         windows([], 2, ranks="some")
-
-
-def noise(shares: models.Shares | None) -> list[Any]:
-    """The gradient noise scale of two windows; on one process where there are no shares."""
-    observer = NoiseScale()
-    batch = make_batch()
-    model = make_model() if shares is None else models.ddp(make_model())
-    window = split(batch, [3, 2, 4, 3]) if shares is None else models.my_window(shares, batch)
-    accumulator = Accumulator(model, models.OPTIMIZERS["sgd"](model), CLASSIFICATION, observer=observer)
-    for _ in range(2):
-        accumulator.step(window)
-    return [(each.trace, each.grad_sq_norm, each.weight) for each in observer.windows()]
-
-
-@pytest.mark.parametrize("shares", [[[3, 2], [4, 3]], [[3], [2, 4, 3]]], ids=str)
-def test_the_noise_scale_of_a_window_is_the_same_however_ranks_share_it(ranks: Pool, shares: models.Shares) -> None:
-    """A replayed micro-batch is none of the window's."""
-    expected = noise(None)
-    for found in ranks(2, noise, shares):
-        assert [weight for *_, weight in found] == [3, 3]
-        assert [values[:2] for values in found] == [pytest.approx(values[:2], rel=1e-9) for values in expected]
-
-
-def blind() -> str:
-    with pytest.raises(ConfigError) as refused:
-        models.accumulator_of("fsdp2", observer=NoiseScale())
-    return str(refused.value)
-
-
-def test_an_observer_that_would_see_nothing_is_refused(ranks: Pool) -> None:
-    assert "observer=NoiseScale looks at the parameters' gradients" in ranks(2, blind)[0]
-
-
-class Experts(nn.Module):
-    """Two parts of the same size, of which the rank decides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = make_model(seed=1), make_model(seed=2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        out: Tensor = (self.second if dist.get_rank() else self.first)(inputs)
-        return out
-
-
-def each_rank_its_own_expert() -> tuple[str, bool]:
-    accumulator = models.accumulator_of("fsdp2", model=Experts())
-    before = models.parameters_of(accumulator.model)
-    with pytest.raises(ConfigError) as refused:
-        accumulator.step(models.my_window([[6], [6]], make_batch()))
-    return str(refused.value), all(map(torch.equal, before, models.parameters_of(accumulator.model)))
-
-
-def test_ranks_that_gather_different_parts_are_stopped_before_they_step(ranks: Pool) -> None:
-    """The collectives pair up by size, so nothing else would notice."""
-    for message, unmoved in ranks(2, each_rank_its_own_expert):
-        assert "different orders" in message
-        assert unmoved

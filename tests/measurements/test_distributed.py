@@ -9,9 +9,12 @@ import torch.distributed as dist
 from torch import nn
 
 from gradaccum import Accumulator, ConfigError
+from gradaccum.config import read_params, shared
 from gradaccum.measurements import rank_sweep
+from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.distributed import Config, measure
 from gradaccum.measurements.rank_results import outcome_of
+from gradaccum.measurements.rank_timing import slowest, time_ways
 from gradaccum.measurements.setup import Setup, no_progress
 from gradaccum.measurements.spread import Way, layers_of, uneven_share
 from gradaccum.results.outcome import Outcome
@@ -25,7 +28,8 @@ def config(**changes: Any) -> Config:
         "micro_batch": 4,
         "accum_steps": [1, 3],
         "num_steps": 2,
-        "repeats": 1,
+        "repeats": 2,
+        "seconds": 60.0,
         "optimizer": "adamw",
         "tolerance": 1e-4,
         "timeout_s": 20,
@@ -40,8 +44,6 @@ def measured(config: Config, setup: Setup) -> Outcome:
 
 @pytest.fixture(scope="module")
 def outcome(ranks: Pool) -> Outcome:
-    from gradaccum.config import read_params, shared
-
     return ranks(2, measured, config(), shared(read_params(), Setup))[0]
 
 
@@ -68,7 +70,7 @@ def test_syncing_last_reduces_once_and_every_time_n_times(outcome: Outcome) -> N
             assert last["reductions"] == once["reductions"] > 0
             assert every["reductions"] == steps * once["reductions"]
             assert every["reduced_bytes"] == steps * last["reduced_bytes"]
-            assert (last["sync_calls"], every["sync_calls"]) == (2, 2 * steps)
+            assert (last["sync_calls"], every["sync_calls"]) == (last["steps"], steps * every["steps"])
         assert outcome.metrics[f"{strategy}/reduced_bytes_ratio"] == 3
     assert points["ddp/last", 3]["gathered_bytes"] == 0
     assert points["fsdp2/gathered", 3]["gathered_bytes"] < points["fsdp2/last", 3]["gathered_bytes"]
@@ -81,6 +83,44 @@ def test_points_carry_what_the_schema_promises(outcome: Outcome) -> None:
         assert point["world_size"] == 2
         assert point["effective_batch"] == 4 * 2 * point["accum_steps"] or "cut" in point
     assert {"ddp/last/uneven", "fsdp2/every/uneven"} <= set(outcome.curve.series())
+
+
+def test_times_come_with_intervals_and_their_model_with_its_error(outcome: Outcome) -> None:
+    for point in outcome.curve.points:
+        if "median_step_ms" in point:
+            assert point["rounds"] == 2
+            assert point["step_ms_low"] <= point["median_step_ms"] <= point["step_ms_high"]
+            assert (point["fitted_step_ms"] is None) == point["series"].endswith("gathered")
+    for strategy in ("ddp", "fsdp2"):
+        for name in ("t_micro_ms", "t_sync_ms", "t_step_ms", "step_time_ratio"):
+            low, high = (outcome.metrics[f"{strategy}/{name}_{end}"] for end in ("low", "high"))
+            assert 0 <= low <= high
+        assert outcome.metrics[f"{strategy}/max_rel_residual"] >= 0
+
+
+def all_points() -> list[tuple[str, int, list[list[float]]]]:
+    """What every rank holds for the walls of every point."""
+    setup = shared(read_params(), Setup)
+    hurried = config(strategies=["ddp"], seconds=1e-6, num_steps=3)
+    timed = time_ways(Bench.prepare(setup), hurried, setup, no_progress)
+    return [(each.way.name, each.plan.accum_steps, each.point.wall_ms) for each in timed]
+
+
+def test_ranks_agree_on_every_step_s_time_and_on_when_to_stop(ranks: Pool) -> None:
+    first, second = ranks(2, all_points)
+    assert first == second
+    assert [(name, steps) for name, steps, _ in first] == [
+        (f"ddp/{sync}", steps) for sync in ("last", "every") for steps in (1, 3)
+    ]
+    assert all(len(visits) == 1 and len(visits[0]) == 1 for *_, visits in first)
+
+
+def apart() -> list[float]:
+    return slowest([1.0 + dist.get_rank(), 5.0 - dist.get_rank()])
+
+
+def test_a_step_takes_as_long_as_on_its_slowest_rank(ranks: Pool) -> None:
+    assert ranks(2, apart) == [[2.0, 5.0]] * 2
 
 
 def syncing_every_time(config: Config, setup: Setup) -> Outcome:

@@ -72,7 +72,7 @@ BYTES |= {"process_bytes": 700, "device_bytes": None}
 CANDIDATE = {"predicted_bytes": 600, "predicted_step_ms": 1.0, "fits": True, "chosen": True}
 MEMORY = {"activation_bytes_per_sample": 2048.0, "max_prediction_error": 0.0, "max_growth_in_accum_steps": 0.0}
 PLAN = {"micro_batch": 64, "accum_steps": 8, "world_size": 1, "predicted_bytes": 2048, "predicted_step_ms": 3.5}
-OVER_RANKS = {"reduced_bytes": 1000, "median_step_ms": 2.0}
+OVER_RANKS = {"reduced_bytes": 1000, "median_step_ms": 2.0, "step_ms_low": 1.8, "step_ms_high": 2.2}
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,14 @@ class Buffers:
     """Copies of the buffers as they are now.
 
     Args:
-        model: whose buffers a forward pass may change in place, replace, or make.
+        modules: whose buffers a forward pass may change in place, replace, or make.
         copied: how a copy is made, where memory for it is to be taken elsewhere.
     """
 
-    def __init__(self, model: nn.Module, copied: Callable[[Tensor], Tensor] = torch.clone) -> None:
+    def __init__(self, modules: Iterable[nn.Module], copied: Callable[[Tensor], Tensor] = torch.clone) -> None:
         self._held = [
             (module, name, buffer, None if buffer is None else copied(buffer.detach()))
-            for module in model.modules()
+            for module in modules
             for name, buffer in module._buffers.items()
         ]
 

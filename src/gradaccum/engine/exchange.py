@@ -11,8 +11,11 @@ from torch import Tensor
 
 from gradaccum.errors import RankError
 
-LOST = ("gloo/transport", "closed by peer", "reset by peer", "broken pipe")
+LOST = ("gloo/transport", "closed by peer", "reset by peer", "broken pipe", "caused pair closure")
 """Words in the errors of a collective whose other side is gone; gloo's have no exception type of their own."""
+
+LATE = ("timed out waiting", "timeout caused pair closure")
+"""Words in those whose other side never came."""
 
 
 def several_ranks() -> bool:
@@ -40,7 +43,8 @@ def exchange(told: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 def _place(told: Tensor, group: dist.ProcessGroup | None) -> torch.device:
     """NCCL takes CUDA tensors only; gloo is surest with the CPU's."""
     if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
+        bound = getattr(group or dist.group.WORLD, "bound_device_id", None)  # of init_process_group(device_id=...)
+        return bound or torch.device("cuda", torch.cuda.current_device())
     return told.device if "nccl" in dist.get_backend_config(group) else torch.device("cpu")
 
 
@@ -53,10 +57,20 @@ def lost_ranks() -> Iterator[None]:
         if isinstance(error, RankError) or not _says_lost(error):
             raise
         first = str(error).partition("\n")[0].strip()
-        raise RankError(
-            f"another rank was lost in the middle of a window, so there is no whole gradient to "
-            f"step on, and no step was taken. The rank that failed first says why, unless it was killed. ({first})"
-        ) from error
+        raise RankError(f"{_what_happened(str(error).lower())} No step was taken. ({first})") from error
+
+
+def _what_happened(text: str) -> str:
+    if any(words in text for words in LATE):
+        return (
+            "another rank did not come within the process group's timeout, so there is no whole gradient to step on. "
+            "It hangs (in loading data, say), takes longer than init_process_group(timeout=...) allows, or goes "
+            "through other modules of a sharded model than this rank."
+        )
+    return (
+        "another rank was lost in the middle of a window, so there is no whole gradient to step on. The rank that "
+        "failed first says why, unless it was killed."
+    )
 
 
 def _says_lost(error: RuntimeError) -> bool:

@@ -102,7 +102,7 @@ def _try(accumulator: Accumulator, batch: Batch, size: int) -> StepResult | None
     """None where memory ran out before the optimizer's step began, with everything as it was."""
     stepping: list[bool] = []
     noted = accumulator.optimizer.register_step_pre_hook(lambda *_: stepping.append(True))
-    buffers = Buffers(accumulator.model)
+    buffers = Buffers(accumulator.model.modules())
     random = random_state()
     try:
         return accumulator.step(split(batch, size))
@@ -132,7 +132,7 @@ def _undone(accumulator: Accumulator) -> Iterator[None]:
     """Put back everything that the steps inside change; neither `after_step` nor the observer learns of them."""
     model, stepped = accumulator.model, accumulator.optimizer.param_groups
     parameters = list(dict.fromkeys(chain(model.parameters(), *(group["params"] for group in stepped))))
-    held, buffers, state = _on_host(parameters), Buffers(model, _on_host), _on_host(accumulator.state_dict())
+    held, buffers, state = _on_host(parameters), Buffers(model.modules(), _on_host), _on_host(accumulator.state_dict())
     with ExitStack() as undo:  # whatever one of these raises, the others are done, the last one first
         undo.callback(setattr, accumulator, "after_step", accumulator.after_step)
         undo.callback(setattr, accumulator, "observer", accumulator.observer)

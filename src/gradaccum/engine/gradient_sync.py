@@ -67,6 +67,7 @@ def _sharded_sync(model: Any, *, enabled: bool, reshard: bool) -> Iterator[None]
 @contextmanager
 def _reducing_all(ddp: DistributedDataParallel) -> Iterator[None]:
     """See that a pass which should reduce did: with a parameter unused, DDP waits for it and reduces nothing."""
+    _require_free(ddp)
     traffic = traffic_of(ddp)
     traffic.complete = False
     yield
@@ -75,4 +76,25 @@ def _reducing_all(ddp: DistributedDataParallel) -> Iterator[None]:
             "DistributedDataParallel did not reduce the window's gradient, because some trainable parameter was not "
             "used in its last micro-batch, and the ranks would now step apart. Build it with "
             "find_unused_parameters=True, or freeze the parameter before wrapping."
+        )
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.grad is not None and parameter not in traffic.reduced:
+            raise ConfigError(
+                f"parameter {name!r} has a gradient that DistributedDataParallel does not reduce, because it was "
+                "frozen when it was wrapped, or is told to be ignored, and the ranks would now step apart. Wrap the "
+                "model again after unfreezing, or freeze the parameter."
+            )
+
+
+def _require_free(ddp: DistributedDataParallel) -> None:
+    """Refuse a step inside what tells DDP otherwise."""
+    if not ddp.require_backward_grad_sync:
+        raise ConfigError(
+            "step() was called inside the model's no_sync(), so the window's gradient would not be reduced. Leave "
+            "no_sync() to the engine, which enters it on every micro-batch but the last."
+        )
+    if ddp._join_config.enable:
+        raise ConfigError(
+            "step() was called inside the model's join(), which does not know the engine's exchanges, so ranks would "
+            "wait for each other in vain. Leave join() out: `windows` keeps ranks whose data ends earlier in step."
         )

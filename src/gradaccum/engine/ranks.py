@@ -17,6 +17,7 @@ from gradaccum.engine.batching import Batch, require_window, samples_in
 from gradaccum.engine.buffers import Buffers
 from gradaccum.engine.exchange import exchange, lost_ranks
 from gradaccum.engine.objective import Objective
+from gradaccum.engine.replicas import require_same_replicas
 from gradaccum.engine.step_result import LossSums
 from gradaccum.engine.traffic import Traffic, traffic_of
 from gradaccum.engine.wrapping import data_parallel, is_sharded
@@ -173,7 +174,12 @@ class ManyRanks:
 
 
 def ranks_of(model: nn.Module) -> Ranks:
-    """How the model's windows are shared out: over the ranks that its gradients are reduced over."""
+    """How the model's windows are shared out: over the ranks that its gradients are reduced over.
+
+    Raises:
+        ConfigError: their parameters differ.
+    """
+    require_same_replicas(model)
     if (ddp := data_parallel(model)) is not None:
         return ManyRanks(ddp.process_group, traffic_of(model))
     if is_sharded(model):
@@ -184,8 +190,8 @@ def ranks_of(model: nn.Module) -> Ranks:
 
 @contextmanager
 def buffers_unchanged(model: nn.Module) -> Iterator[None]:
-    """A replayed pass must not enter running statistics a second time."""
-    before = Buffers(model)
+    """A replayed pass must not enter running statistics a second time; SyncBatchNorm's are those of all ranks."""
+    before = Buffers(module for module in model.modules() if not isinstance(module, nn.SyncBatchNorm))
     try:
         yield
     finally:

@@ -24,9 +24,9 @@ class StepResult:
         samples: samples in the window's micro-batches, on all ranks.
         micro_batches: micro-batches of this rank's window.
         sync_calls: backward passes that this rank ran with gradient sync enabled.
-        reductions: gradient collectives that this rank issued: DDP's buckets, or FSDP2's reduce-scatters; 0 on one
-            process.
-        reduced_bytes: bytes of whole gradients that went into them.
+        reductions: gradient collectives that this rank issued: DDP's buckets, or FSDP2's reduce-scatters and, where
+            shards have replicas, all-reduces; 0 on one process.
+        reduced_bytes: bytes of gradients that went into them.
         gathered_bytes: bytes of whole parameters that FSDP2 gathered for the window.
         applied: whether the optimizer stepped.
         terms: mean of each named term, before its weight; empty where the objective names none.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -25,11 +25,13 @@ class Traffic:
 
     Attributes:
         sync_calls: backward passes run with gradient sync enabled, on one process too.
-        reductions: gradient collectives: all-reduces of DDP's buckets, or FSDP2's reduce-scatters.
-        reduced_bytes: bytes of whole gradients that it gave to them.
+        reductions: gradient collectives: all-reduces of DDP's buckets, or FSDP2's reduce-scatters, and all-reduces of
+            shards where they have replicas.
+        reduced_bytes: bytes of gradients that it gave to them.
         gathered_bytes: bytes of whole parameters that FSDP2 gathered.
         order: a number made from the order in which FSDP2 gathered and reduced its groups, to compare ranks by.
         complete: whether DDP reduced its last bucket since this was last unset; the buckets go in order.
+        reduced: the parameters in DDP's buckets, which are those that were trainable when it was built.
     """
 
     sync_calls: int = 0
@@ -38,6 +40,11 @@ class Traffic:
     gathered_bytes: int = 0
     order: int = 0
     complete: bool = True
+    reduced: set[Tensor] = field(default_factory=set)
+
+    def reduce(self, gradient: Tensor) -> None:
+        self.reductions += 1
+        self.reduced_bytes += gradient.nbytes
 
     def note(self, group: int) -> None:
         self.order = (31 * self.order + group + 1) % ORDERS
@@ -77,8 +84,8 @@ def counted(hook: Callable[[Any, GradBucket], Any]) -> Callable[[Any, GradBucket
 
     @wraps(hook)
     def counting(state: Any, bucket: GradBucket) -> Any:
-        traffic.reductions += 1
-        traffic.reduced_bytes += bucket.buffer().nbytes
+        traffic.reduce(bucket.buffer())
+        traffic.reduced.update(bucket.parameters())
         traffic.complete |= bucket.is_last()
         return hook(state, bucket)
 
@@ -93,7 +100,8 @@ def _of_ddp(ddp: DistributedDataParallel) -> Traffic:
     if not isinstance(traffic := getattr(hook, "traffic", None), Traffic):
         raise ConfigError(
             f"the model has the communication hook {hook.__name__}, whose reductions would not be counted, and DDP "
-            "takes only one. Register it as counted(hook), from gradaccum."
+            "takes only one. Register it as counted(hook), from gradaccum (and leave out DDP's mixed_precision, which "
+            "registers one of its own: set precision='bf16')."
         )
     return traffic
 
@@ -105,6 +113,8 @@ def _of_shards(model: nn.Module) -> Traffic:
         if not _counts(group):
             group._reduce_scatter_comm = _Reducing(group._reduce_scatter_comm, traffic, number)
             group._all_gather_comm = _Gathering(group._all_gather_comm, traffic, number)
+            if group._is_hsdp:
+                group._all_reduce_hook = _after_all_reduce(group._all_reduce_hook, traffic)
     return traffic
 
 
@@ -124,8 +134,7 @@ class _Counting:
 
 class _Reducing(_Counting):
     def __call__(self, output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
-        self.traffic.reductions += 1
-        self.traffic.reduced_bytes += input_tensor.nbytes
+        self.traffic.reduce(input_tensor)
         self.traffic.note(self.group)
         return self.inner(output_tensor, input_tensor, *args, **options)
 
@@ -135,3 +144,14 @@ class _Gathering(_Counting):
         self.traffic.gathered_bytes += output_tensor.nbytes
         self.traffic.note(self.group)
         return self.inner(output_tensor, input_tensor, *args, **options)
+
+
+def _after_all_reduce(inner: Callable[[Tensor], None] | None, traffic: Traffic) -> Callable[[Tensor], None]:
+    """Counts the all-reduce of a shard's replicas, which FSDP2 issues itself, in the hook that it calls after each."""
+
+    def counting(reduced: Tensor) -> None:
+        traffic.reduce(reduced)
+        if inner is not None:
+            inner(reduced)
+
+    return counting

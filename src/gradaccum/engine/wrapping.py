@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradaccum.engine.exchange import several_ranks
 from gradaccum.errors import ConfigError, PreflightWarning
 
 
@@ -55,6 +56,7 @@ def require_spread(model: nn.Module, optimizer: Optimizer, *, observer: object, 
         ConfigError: what is wrong, and what to do.
     """
     require_wrapping(model)
+    warn_of_one_alone(model)
     if (data_parallel(model) is not None or is_sharded(model)) and dist.get_world_size() > 1:
         require_reduced(model, optimizer, wide=wide, sync=sync)
         require_visible(model, observer)
@@ -65,9 +67,9 @@ def require_wrapping(model: nn.Module) -> None:
     """Refuse a model whose wrapper would reduce its gradients twice, in part, or not at all."""
     top = uncompiled(model)
     for name, module in top.named_modules():
-        if isinstance(module, DataParallel) or type(module).__name__ == "FullyShardedDataParallel":
+        if (wrapper := _other_wrapper(module)) is not None:
             raise ConfigError(
-                f"{_named(name)} is wrapped in {type(module).__name__}, which this engine does not know how to keep "
+                f"{_named(name)} is wrapped in {wrapper}, which this engine does not know how to keep "
                 "from reducing on every micro-batch. Use DistributedDataParallel, or fully_shard."
             )
         if module is not top and (isinstance(module, DistributedDataParallel) or _alone_sharded(module, top)):
@@ -77,10 +79,31 @@ def require_wrapping(model: nn.Module) -> None:
                 "divided twice, or the others' not reduced. Wrap once, at the top: DistributedDataParallel(model), or "
                 "fully_shard on the parts and then on the model."
             )
+    if is_sharded(model):
+        _require_whole_world(model)
+        return
+    _require_whole_parameters(top)
     if (ddp := data_parallel(model)) is not None:
         _require_dynamic(ddp)
-    elif is_sharded(model):
-        _require_whole_world(model)
+
+
+def _other_wrapper(module: nn.Module) -> str | None:
+    """The name of a way over ranks that is none of ours; `replicate` leaves a class of a made-up name."""
+    if isinstance(module, DataParallel) or type(module).__name__ == "FullyShardedDataParallel":
+        return type(module).__name__
+    return "replicate" if hasattr(module, "set_requires_gradient_sync") and not is_sharded(module) else None
+
+
+def _require_whole_parameters(top: nn.Module) -> None:
+    """Refuse a part of a parameter that passes for all of it: a DTensor, or what DDP leaves of one in its place."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    for name, parameter in top.named_parameters():
+        if (tensor is not None and isinstance(parameter, tensor.DTensor)) or hasattr(parameter, "_st_info"):
+            raise ConfigError(
+                f"parameter {name!r} is spread over ranks by tensor parallelism, of whose gradient this engine would "
+                "take one rank's part for the whole, in norm and clip. Use DistributedDataParallel, or fully_shard "
+                "over all ranks, without tensor parallelism."
+            )
 
 
 def _alone_sharded(module: nn.Module, top: nn.Module) -> bool:
@@ -156,6 +179,18 @@ def require_visible(model: nn.Module, observer: object) -> None:
         )
 
 
+def warn_of_one_alone(model: nn.Module) -> None:
+    """Warn where several ranks would each train a model of their own."""
+    if several_ranks() and data_parallel(model) is None and not is_sharded(model):
+        warnings.warn(
+            f"this is one of {dist.get_world_size()} ranks, but the model is spread over none, so nothing reduces its "
+            "gradients and every rank trains a model of its own. Wrap it in DistributedDataParallel, or apply "
+            "fully_shard, before the optimizer is built.",
+            PreflightWarning,
+            stacklevel=4,  # at the caller of Accumulator
+        )
+
+
 def warn_of_batch_norm(model: nn.Module) -> None:
     """Warn where every rank would keep running statistics of its own."""
     ddp = data_parallel(model)
@@ -171,7 +206,7 @@ def warn_of_batch_norm(model: nn.Module) -> None:
                 f"{fate}. Use nn.SyncBatchNorm.convert_sync_batchnorm (CUDA), or a norm without running statistics; "
                 "or validate and save on rank 0 only.",
                 PreflightWarning,
-                stacklevel=5,  # at the caller of Accumulator
+                stacklevel=4,  # at the caller of Accumulator
             )
             return
 

@@ -34,8 +34,9 @@ class Config:
         strategies: how the model is spread over them: DistributedDataParallel, fully_shard.
         micro_batch: samples of a forward pass on one rank.
         accum_steps: micro-batches a window, one point each.
-        num_steps: timed optimizer steps of a point in each round.
+        num_steps: timed optimizer steps of a point in each round, at most; a point of longer steps takes fewer.
         repeats: rounds; each visits every point, in an order of its own.
+        seconds: how long timing may take; every point is visited once all the same.
         optimizer: which one steps.
         tolerance: largest absolute difference to one process allowed in float32, of gradients and of parameters.
         timeout_s: seconds after which a rank gives the others up.
@@ -47,6 +48,7 @@ class Config:
     accum_steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     num_steps: PositiveInt
     repeats: PositiveInt
+    seconds: PositiveFloat
     optimizer: OptimizerName
     tolerance: PositiveFloat
     timeout_s: PositiveInt

@@ -2,30 +2,76 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
 from gradaccum.measurements.distributed import Config, Strategy
-from gradaccum.measurements.rank_sweep import Sweep, Taken, Timed
+from gradaccum.measurements.rank_sweep import Sweep, Taken
+from gradaccum.measurements.rank_timing import Timed
 from gradaccum.measurements.spread import Way
 from gradaccum.results.curve import Curve
+from gradaccum.results.fits import Percentiles, ends
 from gradaccum.results.outcome import Outcome
-from gradaccum.results.sync_fit import SyncTimeFit, fit_sync_time
+from gradaccum.results.sync_fit import SyncTimeFit, fit_sync_replicates, fit_sync_time
+
+PARTS = ("t_micro_ms", "t_sync_ms", "t_step_ms")
 
 SAME_BYTES = 0.01
 """Bytes with sync every time may differ by this much from N times those with sync last."""
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """The step-time model of one strategy, over both ways to sync, with its bootstrap replicates.
+
+    Keeping parameters gathered is left out: its micro-batches cost otherwise.
+    """
+
+    best: SyncTimeFit
+    replicates: Sequence[SyncTimeFit]
+
+    @classmethod
+    def of(cls, sweep: Sweep, strategy: Strategy) -> Fitted:
+        timed = [each for each in sweep.timed if each.way.strategy == strategy and not each.way.keep_gathered]
+        steps, syncs = [each.plan.accum_steps for each in timed], [each.per_window("sync_calls") for each in timed]
+        return cls(
+            fit_sync_time(steps, syncs, [each.ms for each in timed]),
+            fit_sync_replicates(steps, syncs, [each.replicates for each in timed])
+            if all(each.interval for each in timed)
+            else [],
+        )
+
+    def interval(self, of: Callable[[SyncTimeFit], float]) -> Percentiles | None:
+        return Percentiles.of(map(of, self.replicates)) if self.replicates else None
+
+    def part(self, name: str) -> dict[str, float | None]:
+        interval = self.interval(lambda fit: float(getattr(fit, name)))
+        return {name: getattr(self.best, name), **ends(name, interval)}
+
+    def sentence(self) -> str:
+        """The model with its parts' intervals, and whether to believe it."""
+        micro, sync, step = (self.shown(name) for name in PARTS)
+        found = f"step time = N x {micro} + syncs x {sync} + {step}"
+        missed = f"{self.best.max_rel_residual:.0%}"
+        if self.best.explains:
+            return f"{found}, which misses no point by more than {missed}."
+        return f"{found} misses a point by {missed}, so that it explains little: go by the measured times."
+
+    def shown(self, name: str) -> str:
+        interval = self.interval(lambda fit: float(getattr(fit, name)))
+        value = f"{getattr(self.best, name):.2g} ms"
+        return f"{value} ({interval.low:.2g} to {interval.high:.2g})" if interval else value
+
+
 def outcome_of(sweep: Sweep, config: Config) -> Outcome:
     """The measurement's outcome, with the failures that any rank saw."""
-    fits = {strategy: fit_of(sweep, strategy) for strategy in config.strategies}
+    fits = {strategy: Fitted.of(sweep, strategy) for strategy in config.strategies}
     return Outcome(
         metrics=headline(sweep, config, fits),
-        curve=Curve("distributed", "accum_steps", tuple(points(sweep, config))),
+        curve=Curve("distributed", "accum_steps", tuple(points(sweep, config, fits))),
         summary=[row(sweep, timed) for timed in sweep.timed],
         findings=list(findings(sweep, config, fits)),
         failures=of_all_ranks(list(failures(sweep, config))),
@@ -39,26 +85,11 @@ def of_all_ranks(failed: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(f"rank {rank}: {each}" for rank, sentences in enumerate(told) for each in sentences))
 
 
-def fit_of(sweep: Sweep, strategy: str) -> SyncTimeFit:
-    """Over the points of both ways to sync; keeping parameters gathered has micro-batches of another cost."""
-    timed = [each for each in sweep.timed if each.way.strategy == strategy and not each.way.keep_gathered]
-    return fit_sync_time(
-        [each.plan.accum_steps for each in timed],
-        [per_window(each, "sync_calls") for each in timed],
-        [median(each.wall_ms) for each in timed],
-    )
-
-
-def per_window(timed: Timed, count: str) -> int:
-    """What a window counted; the same in every window once DDP has found its buckets."""
-    return int(getattr(timed.steps[-1], count))
-
-
 def at(sweep: Sweep, way: Way, accum_steps: int) -> Timed:
     return next(each for each in sweep.timed if (each.way, each.plan.accum_steps) == (way, accum_steps))
 
 
-def headline(sweep: Sweep, config: Config, fits: Mapping[Strategy, SyncTimeFit]) -> dict[str, Any]:
+def headline(sweep: Sweep, config: Config, fits: Mapping[Strategy, Fitted]) -> dict[str, Any]:
     taken = [*sweep.even.values(), *sweep.uneven]
     metrics: dict[str, Any] = {
         "max_grad_diff": max(each.single.max_grad_diff for each in taken),
@@ -72,18 +103,23 @@ def headline(sweep: Sweep, config: Config, fits: Mapping[Strategy, SyncTimeFit])
     for strategy in config.strategies:
         last, every = (at(sweep, Way(strategy, sync), most) for sync in ("last", "every"))
         metrics |= {
-            f"{strategy}/reductions_last": per_window(last, "reductions"),
-            f"{strategy}/reductions_every": per_window(every, "reductions"),
-            f"{strategy}/reduced_bytes_ratio": per_window(every, "reduced_bytes") / per_window(last, "reduced_bytes"),
-            f"{strategy}/step_time_ratio": median(every.wall_ms) / median(last.wall_ms),
-            f"{strategy}/t_micro_ms": fits[strategy].t_micro_ms,
-            f"{strategy}/t_sync_ms": fits[strategy].t_sync_ms,
-            f"{strategy}/t_step_ms": fits[strategy].t_step_ms,
+            f"{strategy}/reductions_last": last.per_window("reductions"),
+            f"{strategy}/reductions_every": every.per_window("reductions"),
+            f"{strategy}/reduced_bytes_ratio": every.per_window("reduced_bytes") / last.per_window("reduced_bytes"),
+            f"{strategy}/step_time_ratio": every.ms / last.ms,
+            **ends(f"{strategy}/step_time_ratio", ratio_interval(every, last)),
+            **{f"{strategy}/{key}": value for name in PARTS for key, value in fits[strategy].part(name).items()},
+            f"{strategy}/max_rel_residual": fits[strategy].best.max_rel_residual,
         }
-    return metrics
+    return metrics | {"disturbed_visits": sum(each.point.disturbed for each in sweep.timed)}
 
 
-def points(sweep: Sweep, config: Config) -> Iterator[dict[str, Any]]:
+def ratio_interval(over: Timed, under: Timed) -> Percentiles | None:
+    known = over.interval and under.interval
+    return Percentiles.of(over.replicates / under.replicates) if known else None
+
+
+def points(sweep: Sweep, config: Config, fits: Mapping[Strategy, Fitted]) -> Iterator[dict[str, Any]]:
     for timed in sweep.timed:
         plan = timed.plan
         yield {
@@ -93,14 +129,10 @@ def points(sweep: Sweep, config: Config) -> Iterator[dict[str, Any]]:
             "micro_batch": plan.micro_batch,
             "world_size": plan.world_size,
             **differences(sweep.even[timed.way, plan.accum_steps]),
-            "reductions": per_window(timed, "reductions"),
-            "reduced_bytes": per_window(timed, "reduced_bytes"),
-            "gathered_bytes": per_window(timed, "gathered_bytes"),
-            "sync_calls": sum(step.sync_calls for step in timed.steps),
-            "median_step_ms": median(timed.wall_ms),
-            "samples_per_sec": 1000 * sum(step.samples for step in timed.steps) / math.fsum(timed.wall_ms),
-            "avg_loss": fmean(float(step.loss) for step in timed.steps),
-            "steps": len(timed.steps),
+            **counts(timed),
+            **times(timed, fits[timed.way.strategy]),
+            "avg_loss": timed.point.avg_loss,
+            "steps": len(timed.point.steps),
         }
     for taken in [*sweep.uneven, sweep.control]:
         yield {
@@ -112,6 +144,27 @@ def points(sweep: Sweep, config: Config) -> Iterator[dict[str, Any]]:
             "cut": [list(sizes) for sizes in taken.share],
             **differences(taken),
         }
+
+
+def counts(timed: Timed) -> dict[str, Any]:
+    """Of a window, and syncs of all steps."""
+    of_a_window = {name: timed.per_window(name) for name in ("reductions", "reduced_bytes", "gathered_bytes")}
+    return {**of_a_window, "sync_calls": timed.point.sync_calls}
+
+
+def times(timed: Timed, fitted: Fitted) -> dict[str, Any]:
+    modelled = not timed.way.keep_gathered
+    return {
+        "median_step_ms": timed.ms,
+        **ends("step_ms", timed.interval),
+        "fitted_step_ms": fitted.best.step_ms(timed.plan.accum_steps, timed.per_window("sync_calls"))
+        if modelled
+        else None,
+        "samples_per_sec": timed.point.samples_per_sec,
+        "round_spread": timed.point.round_spread,
+        "rounds": len(timed.point.visits),
+        "disturbed_visits": timed.point.disturbed,
+    }
 
 
 def differences(taken: Taken) -> dict[str, Any]:
@@ -131,34 +184,33 @@ def row(sweep: Sweep, timed: Timed) -> dict[str, Any]:
     taken = sweep.even[timed.way, timed.plan.accum_steps]
     return {
         "way": timed.way.name,
-        "micro x N x W": f"{timed.plan.micro_batch} x {timed.plan.accum_steps} x {timed.plan.world_size}",
-        "syncs": per_window(timed, "sync_calls"),
-        "reductions": per_window(timed, "reductions"),
-        "reduced kB": per_window(timed, "reduced_bytes") / 1000,
-        "gathered kB": per_window(timed, "gathered_bytes") / 1000,
-        "median step ms": median(timed.wall_ms),
+        "N": timed.plan.accum_steps,
+        "syncs": timed.per_window("sync_calls"),
+        "reductions": timed.per_window("reductions"),
+        "reduced kB": timed.per_window("reduced_bytes") / 1000,
+        "gathered kB": timed.per_window("gathered_bytes") / 1000,
+        "median step ms": timed.ms,
+        "95 % interval": f"{timed.interval.low:.3g}..{timed.interval.high:.3g}" if timed.interval else None,
         "max grad diff": taken.single.max_grad_diff,
         "float64 grad rel": taken.sharp.grad_rel_diff,
         "verdict": "equivalent" if taken.verdict.equivalent else "rejected",
     }
 
 
-def findings(sweep: Sweep, config: Config, fits: Mapping[Strategy, SyncTimeFit]) -> Iterator[str]:
+def findings(sweep: Sweep, config: Config, fits: Mapping[Strategy, Fitted]) -> Iterator[str]:
     most = max(config.accum_steps)
     for strategy in config.strategies:
         last, every = (at(sweep, Way(strategy, sync), most) for sync in ("last", "every"))
-        fit = fits[strategy]
+        interval = ratio_interval(every, last)
         yield (
-            f"{strategy}, N={most}: syncing on the last micro-batch only takes {per_window(last, 'reductions')} "
-            f"instead of {per_window(every, 'reductions')} reductions a window, for "
-            f"{per_window(last, 'reduced_bytes') / 1000:.4g} instead of "
-            f"{per_window(every, 'reduced_bytes') / 1000:.4g} kB of gradients, and a step "
-            f"{median(last.wall_ms):.3g} instead of {median(every.wall_ms):.3g} ms."
+            f"{strategy}, N={most}: syncing on the last micro-batch only takes {last.per_window('reductions')} "
+            f"instead of {every.per_window('reductions')} reductions a window, for "
+            f"{last.per_window('reduced_bytes') / 1000:.4g} instead of "
+            f"{every.per_window('reduced_bytes') / 1000:.4g} kB of gradients; syncing every time takes "
+            f"{every.ms / last.ms:.2g} times as long"
+            + (f" (95 % interval {interval.low:.2g} to {interval.high:.2g})." if interval else ".")
         )
-        yield (
-            f"{strategy}: step time = N x {fit.t_micro_ms:.3g} ms + syncs x {fit.t_sync_ms:.3g} ms + "
-            f"{fit.t_step_ms:.3g} ms (residuals to {fit.max_rel_residual:.0%})."
-        )
+        yield f"{strategy}: {fits[strategy].sentence()}"
     if not sweep.control.verdict.equivalent:
         yield (
             "Control mean_of_rank_means (each rank divides by its own targets) is rejected, as it must be: "
@@ -186,12 +238,12 @@ def failures(sweep: Sweep, config: Config) -> Iterator[str]:
 def miscounts(last: Timed, every: Timed, name: str) -> Iterator[str]:
     """Syncing every time takes N times the reductions and gradient bytes of syncing last."""
     steps = last.plan.accum_steps
-    once, each_time = per_window(last, "reductions"), per_window(every, "reductions")
+    once, each_time = last.per_window("reductions"), every.per_window("reductions")
     if each_time != steps * once or not once:
         yield f"{name}: {once} reductions a window with sync='last' and {each_time} with 'every', not {steps} times."
-    ratio = per_window(every, "reduced_bytes") / per_window(last, "reduced_bytes") if once else 0.0
+    ratio = every.per_window("reduced_bytes") / last.per_window("reduced_bytes") if once else 0.0
     if not abs(ratio / steps - 1) <= SAME_BYTES:
         yield f"{name}: sync='every' reduced {ratio:.3f} times the bytes of sync='last', not {steps} times."
     for timed, expected in ((last, 1), (every, steps)):
-        if any(step.sync_calls != expected for step in timed.steps):
+        if any(step.result.sync_calls != expected for step in timed.point.steps):
             yield f"{name}: some window of sync={timed.way.sync!r} ran another number of syncs than {expected}."

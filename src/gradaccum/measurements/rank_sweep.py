@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,14 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradaccum.engine.accumulator import Accumulator, StepResult
-from gradaccum.engine.batching import Batch, BatchPlan, windows
-from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
+from gradaccum.engine.batching import Batch
+from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, scale_of, take_step
 from gradaccum.measurements.distributed import Config
+from gradaccum.measurements.rank_timing import Timed, time_ways
 from gradaccum.measurements.setup import Progress, Setup
 from gradaccum.measurements.spread import Way, even_share, mean_of_rank_means, spread, uneven_share, ways
-from gradaccum.measurements.timing import WARM_UP, quiet, shuffled_rounds
 from gradaccum.measurements.verdict import Difference, Verdict, judge
 
 DTYPES = (torch.float64, torch.float32)
@@ -47,16 +45,6 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """All timed steps of one way at one plan, as rank 0 saw them."""
-
-    way: Way
-    plan: BatchPlan
-    steps: Sequence[StepResult]
-    wall_ms: Sequence[float]
-
-
-@dataclass(frozen=True)
 class Sweep:
     """Everything measured; `taken` by way and `accum_steps`, then what was shared out unevenly, and the control."""
 
@@ -69,7 +57,7 @@ class Sweep:
 def sweep(config: Config, setup: Setup, progress: Progress) -> Sweep:
     """See `gradaccum.measurements.distributed.measure`."""
     bench = Bench.prepare(setup)
-    comparer, timer = Comparer(bench, config, setup), Timer(bench, config, setup)
+    comparer = Comparer(bench, config, setup)
     all_ways = ways(config.strategies)
     few = min(steps for steps in config.accum_steps if config.micro_batch * steps > 1)
     uneven = uneven_share(config.micro_batch, few, config.world_size)
@@ -82,7 +70,7 @@ def sweep(config: Config, setup: Setup, progress: Progress) -> Sweep:
         even=even,
         uneven=[comparer.compare(way, uneven) for way in all_ways],
         control=comparer.compare(Way("ddp", "last"), uneven, mistake=True),
-        timed=timer.all(progress),
+        timed=time_ways(bench, config, setup, progress),
     )
 
 
@@ -148,54 +136,3 @@ def farthest_from_one(count: int) -> int:
     counts: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(counts, count)
     return max(counts, key=lambda each: abs(each - 1))
-
-
-class Timer:
-    """Times steps; every round trains the same new models on the same micro-batches, dealt out to the ranks."""
-
-    def __init__(self, bench: Bench, config: Config, setup: Setup) -> None:
-        self.bench, self.config, self.setup = bench, config, setup
-        world, rank = dist.get_world_size(), dist.get_rank()
-        needed = config.micro_batch * max(config.accum_steps) * (config.num_steps + WARM_UP)
-        pieces = list(consecutive(bench.order(needed * world), config.micro_batch))
-        self.micro_batches = [bench.micro_batch(indices) for indices in pieces[rank::world]]
-
-    def all(self, progress: Progress) -> list[Timed]:
-        plans = [
-            (
-                way,
-                BatchPlan(
-                    self.config.micro_batch * steps * self.config.world_size,
-                    self.config.micro_batch,
-                    self.config.world_size,
-                ),
-            )
-            for way in ways(self.config.strategies)
-            for steps in self.config.accum_steps
-        ]
-        found: dict[tuple[Way, BatchPlan], tuple[list[StepResult], list[float]]] = {each: ([], []) for each in plans}
-        for way, plan in progress(shuffled_rounds(plans, self.config.repeats, seed=self.setup.seed), "distributed"):
-            for result, wall_ms in self.time(way, plan):
-                found[way, plan][0].append(result)
-                found[way, plan][1].append(wall_ms)
-        return [Timed(way, plan, *steps) for (way, plan), steps in found.items()]
-
-    def time(self, way: Way, plan: BatchPlan) -> list[tuple[StepResult, float]]:
-        settings = self.setup.optimizers.settings(self.config.optimizer)
-        model = spread(self.bench.model(), way.strategy)
-        accumulator = way.accumulator(
-            model, make_optimizer(model, settings), self.bench.workload.objective, settings=settings
-        )
-        prepared = windows(self.micro_batches, plan.accum_steps, ranks="own")
-        for _ in range(WARM_UP):
-            accumulator.step(next(prepared))
-        with quiet():
-            return [self.timed(accumulator, next(prepared)) for _ in range(self.config.num_steps)]
-
-    def timed(self, accumulator: Accumulator, window: Sequence[Batch]) -> tuple[StepResult, float]:
-        dist.barrier()  # so that no rank's time holds another's delay
-        start = perf_counter()
-        result = accumulator.step(window)
-        if self.bench.device.type == "cuda":
-            torch.cuda.synchronize(self.bench.device)
-        return result, 1000 * (perf_counter() - start)

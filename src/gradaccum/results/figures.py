@@ -5,8 +5,9 @@ Beside `canvas` and `value_figures` the only user of matplotlib.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -79,20 +80,41 @@ def distributed(curve: Curve, tables: Tables) -> Figure:
     """Bytes reduced in a window, and the step time, against N, for every way over ranks."""
     del tables
     figure, (traffic, time) = _axes(2)
-    for (name, points), marker in zip(curve.series().items(), cycle("osv^D"), strict=False):
-        timed = [point for point in points if "median_step_ms" in point]
-        if not timed:
-            continue
+    series = {name: [each for each in points if "median_step_ms" in each] for name, points in curve.series().items()}
+    series = {name: timed for name, timed in series.items() if timed}
+    strategies = list(dict.fromkeys(name.partition("/")[0] for name in series))
+    for name, timed in series.items():
+        style = _style_of_way(name, strategies)
         steps = _column(timed, "accum_steps")
-        kilobytes = [value / 1000 for value in _column(timed, "reduced_bytes")]
-        traffic.plot(steps, kilobytes, label=name, marker=marker, alpha=0.7)
-        time.plot(steps, _column(timed, "median_step_ms"), label=name, marker=marker, alpha=0.7)
+        traffic.plot(steps, [value / 1000 for value in _column(timed, "reduced_bytes")], label=name, **style)
+        time.plot(steps, _column(timed, "median_step_ms"), label=name, **style)
+        reach = [(each["step_ms_low"], each["step_ms_high"]) for each in timed if each["step_ms_low"] is not None]
+        if len(reach) == len(steps):
+            time.vlines(steps, *zip(*reach, strict=True), color=style["color"], linewidth=1)
     for axes in (traffic, time):
-        _log2(axes, [point["accum_steps"] for point in curve.points if "median_step_ms" in point])
+        _log2(axes, [point["accum_steps"] for points in series.values() for point in points])
         axes.set_yscale("log")
     traffic.set(ylabel="kB of gradients reduced a window", title="Synced last: the same, whatever N")
-    time.set(ylabel="ms per optimizer step", title="Step time over ranks")
-    return _finish(figure, (traffic, time), "accumulation steps N")
+    time.set(ylabel="ms per optimizer step (bar: 95 %)", title="Step time over ranks")
+    _finish(figure, (traffic, time), "accumulation steps N")
+    traffic.legend([], frameon=False)
+    time.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), labelspacing=1.2)
+    return figure
+
+
+_SYNC_STYLES: Mapping[str, Mapping[str, str]] = {
+    "last": {"color": "C0", "marker": "o", "linestyle": "-"},
+    "every": {"color": "C3", "marker": "x", "linestyle": "-"},
+    "gathered": {"color": "C2", "marker": "^", "linestyle": "--"},
+}
+
+
+def _style_of_way(name: str, strategies: Sequence[str]) -> dict[str, Any]:
+    """Ways often coincide, so all show through: a way to sync has colour and marker, the first strategy wide lines."""
+    strategy, _, sync = name.partition("/")
+    wide = strategies.index(strategy) == 0
+    width = {"linewidth": 6, "markersize": 13, "alpha": 0.35} if wide else {"linewidth": 1.5, "markersize": 7}
+    return {**_SYNC_STYLES[sync], **width, "fillstyle": "none"}
 
 
 _DRAW: Mapping[str, Mapping[str, Callable[[Curve, Tables], Figure]]] = {

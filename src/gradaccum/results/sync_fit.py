@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
+
+EXPLAINS = 0.15
+"""A fit that misses a point by more than this share of it does not describe what was measured."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,10 @@ class SyncTimeFit:
     t_step_ms: float
     max_rel_residual: float
 
+    @property
+    def explains(self) -> bool:
+        return self.max_rel_residual <= EXPLAINS
+
     def step_ms(self, accum_steps: int, sync_calls: int) -> float:
         return accum_steps * self.t_micro_ms + sync_calls * self.t_sync_ms + self.t_step_ms
 
@@ -41,3 +49,10 @@ def fit_sync_time(accum_steps: Sequence[int], sync_calls: Sequence[int], step_ms
     residual = float(np.abs(design @ parts - 1).max())
     t_micro, t_sync, t_step = parts.tolist()
     return SyncTimeFit(t_micro, t_sync, t_step, residual)
+
+
+def fit_sync_replicates(
+    accum_steps: Sequence[int], sync_calls: Sequence[int], medians: Sequence[NDArray[np.float64]]
+) -> list[SyncTimeFit]:
+    """One fit a bootstrap replicate; `medians[i]` are the replicates of point `i`."""
+    return [fit_sync_time(accum_steps, sync_calls, replicate.tolist()) for replicate in np.stack(medians, axis=1)]
