@@ -42,9 +42,10 @@ def run_stage(
         text=True,
     ) as process:
         started: set[int] = set()
-        while process.poll() is None:
+        while True:
             try:
                 out, err = process.communicate(timeout=0.2)
+                break
             except subprocess.TimeoutExpired:
                 started |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
     return subprocess.CompletedProcess(command, process.returncode, out, err), sorted(started)
