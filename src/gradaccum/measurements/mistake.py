@@ -101,10 +101,17 @@ def _scaled(found: Tensor, parts: Parts) -> str:
     for direction, what in ((right, "the right gradient"), (mean_of_means, "a mean of means")):
         factor = float(found @ direction / (direction @ direction))
         if _matches(found, direction * factor):
-            hint = " (a clip, perhaps)" if 0 < factor < 1 else ""
-            return f"the gradient is {factor:.4g} times {what}{hint}"
+            return f"the gradient is {factor:.4g} times {what}{_hint(factor, len(parts.counts))}"
     cosine = float(torch.nn.functional.cosine_similarity(found, right, dim=0))
     return f"the gradient points elsewhere: cosine {cosine:.4f}, norm {_ratio(found, right):.4g} times the right one"
+
+
+def _hint(factor: float, steps: int) -> str:
+    """A loop set to a number of accumulation steps divides a shorter window by it too."""
+    divisor = steps / factor if factor > 0 else 0.0
+    if divisor > 1 and abs(divisor - round(divisor)) < MATCH * divisor:
+        return f": divided by {divisor:.0f}, perhaps, where the window has {steps} micro-batches"
+    return " (a clip, perhaps)" if 0 < factor < 1 else ""
 
 
 def _gradient(model: nn.Module, loss: Tensor) -> Tensor:
