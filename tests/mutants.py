@@ -39,6 +39,7 @@ ACCUMULATOR, PRECISION, STEP_RESULT = (
 OBJECTIVE, BATCHING, FITTING, RANKS = (
     f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching", "fitting", "ranks")
 )
+BUFFERS, HELD, STATE = (f"src/gradaccum/engine/{name}.py" for name in ("buffers", "held", "state"))
 STEPS, PRECISIONS, FITS = (f"tests/engine/test_{name}.py" for name in ("accumulator", "precision", "fitting"))
 OVER_RANKS = "tests/distributed"
 
@@ -177,8 +178,8 @@ MUTANTS = [
     Mutant(
         "only ordinary exceptions clean up",
         ACCUMULATOR,
-        "except BaseException:",
-        "except Exception:",
+        "except BaseException as error:",
+        "except Exception as error:",
         "tests/engine/test_interrupted.py::test_an_interrupted_window_changes_nothing_and_the_next_is_clean",
     ),
     Mutant(
@@ -207,7 +208,7 @@ MUTANTS = [
         PRECISION,
         "self._sums[parameter] = parameter.grad.to(self._dtype)",
         "self._sums[parameter] = parameter.grad",
-        f"{PRECISIONS}::test_float32_buffers_keep_what_bf16_sums_lose_over_512_micro_batches",
+        "tests/engine/test_half_precision.py::test_float32_buffers_keep_what_bf16_sums_lose_over_512_micro_batches",
     ),
     Mutant(
         "an interrupted window stays in the wide sums",
@@ -261,8 +262,8 @@ MUTANTS = [
     Mutant(
         "a retry keeps the buffers of the failed try",
         FITTING,
-        "    _restore(list(accumulator.model.buffers()), buffers)\n",
-        "",
+        "    buffers.restore()\n    set",
+        "    set",
         f"{FITS}::test_a_halved_run_is_to_the_last_bit_the_run_with_that_micro_batch_from_the_start",
     ),
     Mutant(
@@ -282,15 +283,15 @@ MUTANTS = [
     Mutant(
         "a trial leaves its step behind",
         FITTING,
-        "        _restore(tensors, held)\n",
+        "        undo.callback(_restore, parameters, held)\n",
         "",
         f"{FITS}::test_trials_leave_everything_to_the_last_bit_as_it_was",
     ),
     Mutant(
         "a trial leaves its gradients behind",
         FITTING,
-        "            parameter.grad = gradient\n",
-        "            pass\n",
+        'undo.callback(setattr, parameter, "grad", parameter.grad)',
+        "pass",
         f"{FITS}::test_trials_leave_everything_to_the_last_bit_as_it_was",
     ),
     Mutant(
@@ -355,6 +356,118 @@ MUTANTS = [
         "if not (_any_rank_has(window) if together else window):",
         "if not window:",
         f"{OVER_RANKS}/test_unequal_ranks.py::test_dropping_a_short_window_keeps_ranks_together",
+    ),
+    Mutant(
+        "a replaced parameter goes unnoticed",
+        HELD,
+        "if parameter not in self._dtypes:",
+        "if False:",
+        "tests/engine/test_changed_models.py::test_a_replaced_parameter_is_refused_before_anything_is_stepped",
+    ),
+    Mutant(
+        "only the first window looks for replaced parameters",
+        HELD,
+        "if len(found) == self._found:",
+        "if self._found >= 0:",
+        "tests/engine/test_changed_models.py::test_a_replaced_parameter_is_refused_before_anything_is_stepped",
+    ),
+    Mutant(
+        "a converted model goes unnoticed",
+        HELD,
+        "if self._first.dtype is not self._first_dtype:",
+        "if False:",
+        "tests/engine/test_changed_models.py::test_a_model_converted_to_another_type_is_refused",
+    ),
+    Mutant(
+        "a thawed parameter without a master weight goes unnoticed",
+        HELD,
+        "if self._mastered is not None and",
+        "if False and",
+        "tests/engine/test_changed_models.py::test_a_parameter_thawed_after_its_master_weights_were_made_is_refused",
+    ),
+    Mutant(
+        "a replaced buffer stays replaced",
+        BUFFERS,
+        "            module._buffers[name] = buffer\n",
+        "",
+        f"{FITS}::test_trials_put_every_kind_of_buffer_back_and_give_the_observer_back_whatever_fails",
+    ),
+    Mutant(
+        "buffers that have not changed are written to",
+        BUFFERS,
+        " and not torch.equal(buffer, value.to(buffer.device))",
+        "",
+        f"{FITS}::test_trials_put_every_kind_of_buffer_back_and_give_the_observer_back_whatever_fails",
+    ),
+    Mutant(
+        "a trial keeps the observer",
+        FITTING,
+        '        undo.callback(setattr, accumulator, "observer", accumulator.observer)\n',
+        "",
+        f"{FITS}::test_trials_put_every_kind_of_buffer_back_and_give_the_observer_back_whatever_fails",
+    ),
+    Mutant(
+        "a replay that fails leaves its buffers behind",
+        RANKS,
+        "    try:\n        yield\n    finally:\n        before.restore()\n",
+        "    yield\n    before.restore()\n",
+        "tests/engine/test_buffers.py::test_a_pass_that_fails_leaves_every_buffer_as_it_was",
+    ),
+    Mutant(
+        "master weights of another shape are taken",
+        STATE,
+        "    if has != given:\n        raise StateError(\n            f\"the state's {len(given)} master",
+        "    if len(has) != len(given):\n        raise StateError(\n            f\"the state's {len(given)} master",
+        "tests/engine/test_state.py::test_a_state_that_does_not_fit_is_refused_and_changes_nothing",
+    ),
+    Mutant(
+        "the state of another optimizer is taken",
+        STATE,
+        "if extra and lacking:",
+        "if False:",
+        "tests/engine/test_state.py::test_a_state_that_does_not_fit_is_refused_and_changes_nothing",
+    ),
+    Mutant(
+        "gradients that a loss takes itself count as noise",
+        "src/gradaccum/engine/noise_scale.py",
+        "self._fresh[parameter] =",
+        "self._fresh[len(self._fresh)] =",
+        "tests/engine/test_noise_scale_edges.py::test_gradients_that_a_loss_takes_itself_are_no_part_of_the_noise",
+    ),
+    Mutant(
+        "probabilities of classes are counted as labels",
+        OBJECTIVE,
+        " or labels.is_floating_point()",
+        "",
+        "tests/engine/test_unusual_batches.py::test_labels_that_cannot_be_classes_are_refused",
+    ),
+    Mutant(
+        "counts may overflow",
+        OBJECTIVE,
+        "0 <= count <= LARGEST_COUNT",
+        "0 <= count < float('inf')",
+        "tests/engine/test_unusual_batches.py::test_a_count_that_nothing_can_be_divided_by_is_refused",
+    ),
+    Mutant(
+        "a loss without a gradient is told in torch's words",
+        ACCUMULATOR,
+        "            preflight.explain(error, self.model)\n",
+        "",
+        "tests/engine/test_preflight.py::test_a_loss_that_nothing_can_learn_from_is_refused",
+    ),
+    Mutant(
+        "an optimizer that steps in backward is taken",
+        "src/gradaccum/engine/preflight.py",
+        'if getattr(parameter, "_post_accumulate_grad_hooks", None):',
+        "if False:",
+        "tests/engine/test_preflight.py::test_an_optimizer_that_steps_in_backward_is_refused",
+    ),
+    Mutant(
+        "float64 gradients are measured in float32 beside half-precision ones",
+        "src/gradaccum/engine/gradients.py",
+        "torch.float64 if torch.float64 in dtypes else torch.float32",
+        "torch.float32",
+        "tests/engine/test_unusual_models.py::test_the_norm_of_a_model_of_many_types_is_that_of_all_its_gradients",
     ),
 ]
 

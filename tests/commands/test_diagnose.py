@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gradaccum.commands.main import main
+from gradaccum.workloads.choice import BUILT_IN
 
 MODULE = """
 import torch.nn.functional as F
@@ -21,6 +23,15 @@ def naive(model, optimizer, micro_batches):
 
 def broken(model, optimizer, micro_batches):
     raise RuntimeError("no such device")
+
+def leaving(model, optimizer, micro_batches):
+    raise SystemExit(0)
+
+def stopped(model, optimizer, micro_batches):
+    raise KeyboardInterrupt
+
+def sized(features, samples=40):
+    return regression()
 """
 
 
@@ -57,7 +68,11 @@ def test_it_ends_with_1_where_the_loss_is_no_sum_over_samples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("own_loop:regression", "--step", "own_loop:broken"), "RuntimeError: no such device"),
+        (("own_loop:regression", "--step", "own_loop:broken"), "own_loop.py, line 12: RuntimeError: no such device"),
+        (("own_loop:regression", "--step", "own_loop:leaving"), "Not judged: own_loop.py, line 15: SystemExit: 0"),
+        (("own_loop:regression", "--step", "own_loop:stopped"), "Not judged: own_loop.py, line 18: KeyboardInterrupt"),
+        (("own_loop:sized",), "missing .*features"),
+        (("synthetic",), "workload.synthetic is missing"),
         (("own_loop:regression", "--step", "own_loop:nothing"), "has no attribute 'nothing'"),
         (("own_loop:regression", "--cut", "5,4"), "adds up to 9, but the batch has 16 samples"),
         (("nowhere:factory",), "no module 'nowhere'"),
@@ -67,7 +82,23 @@ def test_it_ends_with_1_where_the_loss_is_no_sum_over_samples() -> None:
 @pytest.mark.usefixtures("own_loop")
 def test_it_ends_with_2_where_nothing_could_be_judged(arguments: tuple[str, ...], message: str) -> None:
     result = gradaccum(*arguments)
-    assert (result.exit_code, message in result.output) == (2, True), result.output
+    assert result.exit_code == 2, result.output
+    assert re.search(message, result.output)
+
+
+@pytest.mark.usefixtures("own_loop")
+def test_a_workloads_options_are_those_of_params_yaml() -> None:
+    Path("params.yaml").write_text(
+        "workload:\n  name: digits\n  other: {a: 1}\n  sized: {features: 3}\n"
+        "  synthetic: {in_features: 4, hidden: 5, out_features: 3, samples: 40}\n"
+    )
+    assert gradaccum("own_loop:sized").exit_code == 0
+    assert gradaccum("synthetic").exit_code == 0
+
+
+def test_help_names_every_built_in_workload() -> None:
+    (named,) = re.findall(r"built-in one \(([^)]*)\)", " ".join(gradaccum("--help").output.split()))
+    assert named.split(", ") == list(BUILT_IN)
 
 
 def test_a_cut_that_is_none_is_refused() -> None:

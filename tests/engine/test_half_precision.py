@@ -53,7 +53,8 @@ def test_float32_buffers_keep_what_bf16_sums_lose_over_512_micro_batches() -> No
     float32_sums = error_of(lambda model: accumulate(model, accum_dtype=torch.float32), 512)
     assert float32_sums < 0.02
     assert float32_sums < 2 * full_batch
-    assert bf16_sums > 5 * float32_sums
+    assert bf16_sums > 0.05
+    assert bf16_sums > 10 * float32_sums
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1e-2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradaccum.errors import ConfigError
+from gradaccum.errors import ConfigError, GradaccumError
 
 if TYPE_CHECKING:
     from gradaccum.measurements.diagnose import Diagnosis
@@ -41,18 +42,32 @@ def diagnose(
 ) -> None:
     """Compare cuts of one batch with the whole batch, and say why they differ.
 
-    WORKLOAD is the name of a built-in one (digits, dictionary, definitions, contrastive) or package.module:factory, a
-    function of yours that returns a gradaccum.Workload.
+    WORKLOAD is the name of a built-in one (digits, digits_cnn, dictionary, definitions, contrastive, synthetic) or
+    package.module:factory, a function of yours that returns a gradaccum.Workload. Its options are those of params.yaml,
+    where this folder has one.
 
     Ends with 0 where the loop is equivalent to the full batch, 1 where it is not, 2 where that could not be judged.
     """
     try:
         found = _diagnose(workload, step, samples, cuts)
-    except Exception as error:  # noqa: BLE001 (a user's model or loop may raise anything, and then there is no verdict)
-        click.echo(f"Not judged: {type(error).__name__}: {error}", err=True)
+    except BaseException as error:  # noqa: BLE001 (a user's code may raise anything, exit too, which is no verdict)
+        click.echo(f"Not judged: {_raised_at(error)}{type(error).__name__}: {error}", err=True)
         ctx.exit(NOT_JUDGED)
     show(found)
     ctx.exit(0 if found.equivalent else NOT_EQUIVALENT)
+
+
+def _raised_at(error: BaseException) -> str:
+    """Where in the user's own file something went wrong; empty for what we refuse ourselves."""
+    if isinstance(error, GradaccumError):
+        return ""
+    places = [place for place in traceback.extract_tb(error.__traceback__) if _is_the_users(Path(place.filename))]
+    return f"{Path(places[-1].filename).name}, line {places[-1].lineno}: " if places else ""
+
+
+def _is_the_users(file: Path) -> bool:
+    others = (Path(sys.prefix), Path(__file__).parents[1])
+    return file.is_relative_to(Path.cwd()) and not any(map(file.is_relative_to, others))
 
 
 def _diagnose(name: str, step: str | None, samples: int, cuts: tuple[tuple[int, ...], ...]) -> Diagnosis:
@@ -62,9 +77,18 @@ def _diagnose(name: str, step: str | None, samples: int, cuts: tuple[tuple[int, 
     from gradaccum.workloads.choice import WorkloadChoice  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    workload = WorkloadChoice.parse({"name": name}).load()
+    workload = WorkloadChoice.parse({**_options(name), "name": name}).load()
     batch = workload.collate([workload.train[index] for index in range(min(samples, len(workload.train)))])
     return run(workload.make_model, workload.objective, batch, cuts=cuts or None, step=_load(step) if step else None)
+
+
+def _options(name: str) -> dict[str, Any]:
+    """The workload's own options, as the pipeline would make it."""
+    from gradaccum.config import PARAMS, read_params  # noqa: PLC0415 - likewise
+
+    given = read_params().get("workload", {}) if PARAMS.exists() else {}
+    own = name.partition(":")[2] or name
+    return {own: given[own]} if own in given else {}
 
 
 def _load(name: str) -> Callable[..., Any]:

@@ -64,7 +64,7 @@ def take_step(
 
     with torch.random.fork_rng():
         torch.manual_seed(bench.seed)
-        hook = optimizer.register_step_pre_hook(partial(_before_step, look))
+        hook = optimizer.register_step_pre_hook(partial(before_step, look))
         loss = step(model, optimizer, window)
         hook.remove()
     return Trace(
@@ -76,7 +76,7 @@ def take_step(
     )
 
 
-def _before_step(look: Callable[[], None], optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+def before_step(look: Callable[[], None], optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """Look at the gradients; where the loop hands its last backward pass over as a closure, look after that."""
     del optimizer
     closure = next(filter(callable, [*args[1:], *kwargs.values()]), None)
@@ -97,6 +97,7 @@ def full_batch_step(objective: Objective, clip_norm: float | None = None) -> Tra
 
     def step(model: nn.Module, optimizer: Optimizer, window: Sequence[Batch]) -> Tensor:
         (batch,) = window
+        optimizer.zero_grad()
         loss = objective.share(model, batch, objective.totals(window))
         loss.backward()  # type: ignore[no-untyped-call]
         if clip_norm is not None:

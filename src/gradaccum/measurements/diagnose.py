@@ -19,12 +19,13 @@ from gradaccum.measurements.evidence import (
     called,
     is_separable,
     mixing_module,
+    moving_buffers,
     with_frozen_batch_norms,
 )
-from gradaccum.measurements.subject import CutDiagnosis, Step, Subject
+from gradaccum.measurements.subject import CutDiagnosis, Step, Subject, full_batch_gradient
 from gradaccum.measurements.variants import scaled
 
-Kind = Literal["loop", "batch norm", "mixing layers", "not separable", "randomness", "numerics"]
+Kind = Literal["loop", "batch norm", "mixing layers", "not separable", "moving state", "randomness", "numerics"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,12 @@ def causes(subject: Subject, quiet: Quiet, judged: Sequence[CutDiagnosis]) -> It
     yield from models
     if judged and not wrong:
         worst = max(cut.single.grad_rel_diff for cut in judged)
-        yield Cause("numerics", f"float32 gradients differ by at most {worst:.1e} of their magnitude: rounding.", FINE)
+        clips = sorted({f"{cut.clip_norm:.4g}" for cut in judged if cut.clip_norm})
+        clipped = (
+            f" The loop clips to a norm of {', '.join(clips)}, as the full batch is clipped here." if clips else ""
+        )
+        finding = f"float32 gradients differ by at most {worst:.1e} of their magnitude: rounding.{clipped}"
+        yield Cause("numerics", finding, FINE)
 
 
 def _model_causes(subject: Subject, cut: tuple[int, ...]) -> Iterator[Cause]:
@@ -119,6 +125,10 @@ def _model_causes(subject: Subject, cut: tuple[int, ...]) -> Iterator[Cause]:
         finding = f"{', '.join(layers)} in training mode normalises by the statistics of each micro-batch."
         yield Cause("batch norm", finding, GROUP_NORM, layers)
         subject = replace(subject, model_factory=partial(_frozen_norms, subject.model_factory))
+    moving = moving_buffers(subject.model(), lambda model: full_batch_gradient(model, subject.objective, whole))
+    if moving:
+        finding = f"every forward pass changes {', '.join(moving)}, on which the next one's gradient depends."
+        yield Cause("moving state", finding, STILL, moving)
     mixing = mixing_module(subject.model(), subject.objective, whole, pieces)
     if mixing is not None:
         layer = called(mixing, subject.model().get_submodule(mixing))
@@ -131,8 +141,15 @@ def _frozen_norms(model_factory: Callable[[], nn.Module]) -> nn.Module:
     return with_frozen_batch_norms(model_factory())
 
 
+STILL = (
+    "A window has as many such changes as micro-batches, where the full batch has one. Accept that, if it is small, or "
+    "hold the state still in all passes but the first (spectral norm: eval mode of its parametrization)."
+)
 ACCEPT = "Nothing to mend, since the expected gradient is the same. It is turned off in this comparison."
-DIVIDE = "Divide each micro-batch's loss sum by the targets of the whole window, and step once, at its end."
+DIVIDE = (
+    "Call model.train(), divide each micro-batch's loss sum by the targets of the whole window, step once, at its end, "
+    "and clear the gradients."
+)
 GROUP_NORM = (
     "Replace it by GroupNorm or LayerNorm, freeze its statistics (eval mode of these layers), or accept that it sees "
     "micro-batches. With it frozen, what else is listed here remains."

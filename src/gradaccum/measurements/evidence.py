@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.objective import Objective
+from gradaccum.engine.ranks import buffers_unchanged
 
 MATCH = 1e-9
 """In float64, relative to the largest entry."""
@@ -32,11 +33,13 @@ class Quiet:
         names: layers that draw random numbers, or words for what no layer shows; empty where nothing is random.
         apply: turns it off in a new model.
         still_random: whether that did not help.
+        dropouts: those of the layers that the model must be in training mode for.
     """
 
     names: tuple[str, ...]
     apply: ModelChange
     still_random: bool
+    dropouts: tuple[str, ...] = ()
 
 
 def quieten(make_model: Callable[[], nn.Module], gradient: Callable[[nn.Module], Sequence[Tensor]]) -> Quiet:
@@ -50,7 +53,7 @@ def quieten(make_model: Callable[[], nn.Module], gradient: Callable[[nn.Module],
         return Quiet((), _unchanged, still_random=False)
     layers = tuple(called(*layer) for layer in _dropouts(make_model()))
     if layers and not is_random(without_dropout):
-        return Quiet(layers, without_dropout, still_random=False)
+        return Quiet(layers, without_dropout, still_random=False, dropouts=layers)
     return Quiet((*layers, "something outside the dropout layers"), frozen, still_random=is_random(frozen))
 
 
@@ -94,6 +97,15 @@ def mixing_module(model: nn.Module, objective: Objective, whole: Batch, pieces: 
     return None
 
 
+def moving_buffers(model: nn.Module, gradient: Callable[[nn.Module], Sequence[Tensor]]) -> tuple[str, ...]:
+    """Buffers that a forward pass changes, where they change the gradient of the next one; none where they do not."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    first, second = gradient(model), gradient(model)
+    if not any(_differ(*pair) for pair in zip(first, second, strict=True)):
+        return ()
+    return tuple(name for name, buffer in model.named_buffers() if not torch.equal(buffer, before.get(name, buffer)))
+
+
 def is_separable(model: nn.Module, objective: Objective, whole: Batch, pieces: Sequence[Batch]) -> bool:
     """Whether loss sums and counts of the pieces add up to those of the whole, in every term."""
     added = _by_term(torch.stack([_losses(model, objective, piece) for piece in pieces]).sum(0))
@@ -108,7 +120,8 @@ def _by_term(losses: Tensor) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def _losses(model: nn.Module, objective: Objective, batch: Batch) -> Tensor:
-    return torch.stack([loss_sum.double() for loss_sum in objective.loss_sums(model, batch)])
+    with buffers_unchanged(model):  # so that no pass sees what another left
+        return torch.stack([loss_sum.double() for loss_sum in objective.loss_sums(model, batch)])
 
 
 @torch.no_grad()
@@ -130,7 +143,8 @@ def _outputs(model: nn.Module, objective: Objective, batches: Sequence[Batch]) -
             module.register_forward_hook(lambda _, __, output, name=name, note=note: note(name, output))
             for name, module in model.named_modules()
         ]
-        objective.loss_sums(model, batch)
+        with buffers_unchanged(model):  # so that no pass sees what another left
+            objective.loss_sums(model, batch)
         for hook in hooks:
             hook.remove()
     return {key: torch.cat(outputs) for key, outputs in found.items() if len({o.shape[1:] for o in outputs}) == 1}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gradaccum.engine.batching import Batch
+from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.objective import Objective
 from gradaccum.measurements.comparison import Trace
 
@@ -25,11 +25,13 @@ class Parts:
         shares: of its part of the window's loss; they add up to the right gradient.
         means: of its own mean loss; zero where it has no targets.
         counts: its targets, over all terms.
+        samples: its samples.
     """
 
     shares: Tensor
     means: Tensor
     counts: tuple[float, ...]
+    samples: tuple[int, ...]
 
     @classmethod
     def of(cls, model: nn.Module, objective: Objective, window: Sequence[Batch]) -> Parts:
@@ -44,6 +46,7 @@ class Parts:
                 ]
             ),
             tuple(sum(counts) for counts in own),
+            tuple(map(batch_size, window)),
         )
 
 
@@ -81,6 +84,9 @@ def _candidates(parts: Parts) -> Iterator[tuple[Tensor, str]]:
     yield undivided, f"the loss is not divided by the {steps} accumulation steps"
     yield right * steps, f"the loss is not divided by the {steps} accumulation steps"
     yield undivided / steps, f"a mean of means: every micro-batch weighs the same, with {', '.join(counts)} targets"
+    by_samples = torch.tensor(parts.samples, dtype=torch.float64) / sum(parts.samples)
+    weights = f"its {', '.join(map(str, parts.samples))} samples, not by its {', '.join(counts)} targets"
+    yield by_samples @ parts.means, f"every micro-batch weighs by {weights}"
     yield right / steps, f"the loss is divided twice by the {steps} accumulation steps"
     yield undivided / steps**2, f"the loss is divided twice by the {steps} accumulation steps"
     yield right * sum(parts.counts), "the loss sum is not divided by the targets"
@@ -95,10 +101,17 @@ def _scaled(found: Tensor, parts: Parts) -> str:
     for direction, what in ((right, "the right gradient"), (mean_of_means, "a mean of means")):
         factor = float(found @ direction / (direction @ direction))
         if _matches(found, direction * factor):
-            hint = " (a clip, perhaps)" if 0 < factor < 1 else ""
-            return f"the gradient is {factor:.4g} times {what}{hint}"
+            return f"the gradient is {factor:.4g} times {what}{_hint(factor, len(parts.counts))}"
     cosine = float(torch.nn.functional.cosine_similarity(found, right, dim=0))
     return f"the gradient points elsewhere: cosine {cosine:.4f}, norm {_ratio(found, right):.4g} times the right one"
+
+
+def _hint(factor: float, steps: int) -> str:
+    """A loop set to a number of accumulation steps divides a shorter window by it too."""
+    divisor = steps / factor if factor > 0 else 0.0
+    if divisor > 1 and abs(divisor - round(divisor)) < MATCH * divisor:
+        return f": divided by {divisor:.0f}, perhaps, where the window has {steps} micro-batches"
+    return " (a clip, perhaps)" if 0 < factor < 1 else ""
 
 
 def _gradient(model: nn.Module, loss: Tensor) -> Tensor:

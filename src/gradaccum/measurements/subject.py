@@ -16,8 +16,8 @@ from gradaccum.errors import GradaccumError
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.comparison import Trace, full_batch_step, norm, scale_of, take_step
 from gradaccum.measurements.evidence import Quiet, quieten
+from gradaccum.measurements.habits import SETTINGS, clip_norm_of, next_window_differs, runs_in_evaluation_mode
 from gradaccum.measurements.mistake import name_the_mistake
-from gradaccum.measurements.setup import SGD
 from gradaccum.measurements.verdict import Difference, Verdict, judge, ratio
 from gradaccum.workloads.workload import Workload
 
@@ -25,7 +25,6 @@ Step = Callable[[nn.Module, Optimizer, Sequence[Batch]], Any]
 """A training loop: takes one optimizer step over a window's micro-batches; may return the window's mean loss."""
 
 CPU = torch.device("cpu")
-SETTINGS = SGD(lr=0.01, momentum=0.9)
 TOLERANCE = 1e-4
 
 
@@ -50,7 +49,9 @@ class CutDiagnosis:
         cut: sizes of the micro-batches.
         sharp, single: differences in float64 and in float32.
         optimizer_steps: how often the loop stepped.
-        mistake: what the loop does to the gradient of right accumulation; empty where it is that gradient.
+        mistake: what the loop does to the gradient of right accumulation, or of the window after it; empty where it is
+            that gradient.
+        clip_norm: what the loop clips the window's gradient to, rightly; None where it does not clip.
         parameters: every parameter, the worst one first.
     """
 
@@ -60,22 +61,28 @@ class CutDiagnosis:
     verdict: Verdict
     optimizer_steps: int
     mistake: str
+    clip_norm: float | None
     parameters: tuple[ParameterDifference, ...]
 
     @property
     def equivalent(self) -> bool:
-        return self.verdict.equivalent and self.optimizer_steps == 1
+        return self.verdict.equivalent and self.optimizer_steps == 1 and not self.mistake
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is diagnosed."""
+    """What is diagnosed.
+
+    Attributes:
+        dropouts: layers that drop out in training, and are turned off for the comparison.
+    """
 
     model_factory: Callable[[], nn.Module]
     objective: Objective
     batch: Batch
     step: Step
     seed: int
+    dropouts: tuple[str, ...] = ()
 
     def bench(self) -> Bench:
         workload = Workload("diagnosed", self.model_factory, self.objective, [], [], collate=lambda samples: samples)
@@ -97,28 +104,42 @@ class Subject:
                 "computations can be compared. Draw the random numbers of model and objective from torch's generator "
                 "in layers that evaluation mode turns off, or leave them out."
             )
-        return replace(self, model_factory=lambda: quiet.apply(self.model_factory())), quiet
+        make = self.model_factory
+        return replace(self, model_factory=lambda: quiet.apply(make()), dropouts=quiet.dropouts), quiet
 
     def judge(self, cut: tuple[int, ...]) -> CutDiagnosis:
-        whole = (sum(cut),)
+        whole, clip_norm = (sum(cut),), clip_norm_of(self, cut)
+        settings = replace(SETTINGS, clip_norm=clip_norm)
         differences, traces, references = [], [], []
         for dtype in (torch.float64, torch.float32):
-            reference = self.trace(full_batch_step(self.objective), whole, dtype)
+            reference = self.trace(full_batch_step(self.objective, clip_norm), whole, dtype)
             trace = self.trace(self.step, cut, dtype, default_loss=reference.loss)
-            scale = scale_of(self.bench(), self.window(cut, dtype), settings=SETTINGS, dtype=dtype)
+            scale = scale_of(self.bench(), self.window(cut, dtype), settings=settings, dtype=dtype)
             differences.append(Difference.between(trace, reference, scale))
             traces.append(trace)
             references.append(reference)
         sharp, single = differences
+        verdict = judge(sharp, single, micro_batches=len(cut), tolerance=TOLERANCE)
         return CutDiagnosis(
             cut=cut,
             sharp=sharp,
             single=single,
-            verdict=judge(sharp, single, micro_batches=len(cut), tolerance=TOLERANCE),
+            verdict=verdict,
             optimizer_steps=traces[0].optimizer_steps,
-            mistake=name_the_mistake(traces[0], self.model, self.objective, self.window(cut, torch.float64)),
+            mistake=self.mistake(cut, traces[0], clip_norm, right_once=verdict.equivalent),
+            clip_norm=clip_norm,
             parameters=tuple(_by_parameter(traces[0], references[0])),
         )
+
+    def mistake(self, cut: tuple[int, ...], trace: Trace, clip_norm: float | None, *, right_once: bool) -> str:
+        """What the loop does wrong, in words; empty where it is right, or only model and objective are to blame."""
+        window = self.window(cut, torch.float64)
+        named = "" if clip_norm else name_the_mistake(trace, self.model, self.objective, window)
+        if not named and right_once:
+            named = next_window_differs(self, cut, clip_norm)
+        if not named and self.dropouts and runs_in_evaluation_mode(self, cut):
+            return f"the model runs in evaluation mode, in which {', '.join(self.dropouts)} does nothing"
+        return named
 
     def trace(self, step: Step, cut: Sequence[int], dtype: torch.dtype, *, default_loss: float = float("nan")) -> Trace:
         """What the step did; a loop that returns no loss is not judged by it."""

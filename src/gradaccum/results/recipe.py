@@ -93,17 +93,19 @@ def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics, *,
         right="; ".join(right) + ".",
         machine=", ".join(f"{key} {machine[key]}" for key in ("cpu", "gpu", "torch", "python") if machine.get(key)),
         worth="\n".join(f"- {line}" for line in worth_sentences(worth, metrics["efficiency"], metrics["throughput"])),
-        **_expectations(metrics["equivalence"], metrics["throughput"]),
+        **expectations(metrics["equivalence"], metrics["throughput"]),
         **_settings(metrics["memory"], metrics["plan"]),
         over_ranks=_over_ranks(metrics["distributed"]),
     )
 
 
-def _expectations(equivalence: Metrics, throughput: Metrics) -> dict[str, str]:
+def expectations(equivalence: Metrics, throughput: Metrics) -> dict[str, str]:
+    """What the page says to expect, in sentences by what they are about."""
     return {
         "equivalence": (
             f"The accumulated gradient is the full batch's: largest difference {equivalence['max_grad_diff']:.1e} in "
             f"float32, {equivalence['max_grad_rel_diff_float64']:.1e} (relative) in float64."
+            f"{_in_bf16(equivalence)}"
         ),
         "throughput": (
             f"A step takes N x {throughput['t_micro_ms']:.3g} ms + {throughput['t_step_ms']:.3g} ms; at most "
@@ -114,6 +116,17 @@ def _expectations(equivalence: Metrics, throughput: Metrics) -> dict[str, str]:
             "stay within 5 % of their limit."
         ),
     }
+
+
+def _in_bf16(equivalence: Metrics) -> str:
+    """What the stage measures where its precision is bf16."""
+    if "bf16_grad_error_bf16_sums" not in equivalence:
+        return ""
+    summed, kept = equivalence["bf16_grad_error_bf16_sums"], equivalence["bf16_grad_error_float32_sums"]
+    return (
+        f" In a bf16 model 512 micro-batches end {summed:.1%} from the true gradient where they are summed in bf16, "
+        f"and {kept:.1%} where they are summed in float32 and rounded once."
+    )
 
 
 def _over_ranks(distributed: Metrics) -> str:

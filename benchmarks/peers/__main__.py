@@ -1,0 +1,3 @@
+from benchmarks.peers.audit import main
+
+main()
