@@ -33,8 +33,8 @@ class Mutant:
     test: str
 
 
-ACCUMULATOR, PRECISION, STEP_RESULT = (
-    f"src/gradaccum/engine/{name}.py" for name in ("accumulator", "precision", "step_result")
+ACCUMULATOR, PASSES, PRECISION, STEP_RESULT = (
+    f"src/gradaccum/engine/{name}.py" for name in ("accumulator", "passes", "precision", "step_result")
 )
 OBJECTIVE, BATCHING, FITTING, RANKS = (
     f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching", "fitting", "ranks")
@@ -43,7 +43,7 @@ BUFFERS, HELD, STATE = (f"src/gradaccum/engine/{name}.py" for name in ("buffers"
 STEPS, PRECISIONS, FITS = (f"tests/engine/test_{name}.py" for name in ("accumulator", "precision", "fitting"))
 OVER_RANKS = "tests/distributed"
 
-ONE_MICRO_BATCH_DONE = "            absorb()\n"
+TOLD_OF_EACH_PASS = "note=note)"
 
 HARMLESS = Mutant(
     "nothing is broken",
@@ -64,22 +64,23 @@ MUTANTS = [
     Mutant(
         "the loss is divided by the number of micro-batches",
         RANKS,
-        "totals = [sum(of_term) for of_term in zip(*counts, strict=True)]",
+        "totals = [sum(of_term) for of_term in counts]",
         "totals = [float(len(window)) for _ in objective.terms]",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "a mean of means",
-        ACCUMULATOR,
-        "torch.autograd.backward(sums, seeds)",
-        "torch.autograd.backward(sums, [seed * work.totals[0] / len(work.passes) / of_batch[0] for seed in seeds])",
+        PASSES,
+        "torch.autograd.backward(sums, seeds[number])",
+        "torch.autograd.backward(sums, [seed * work.totals[0] / len(work.batches) / work.counts[0][number] "
+        "for seed in seeds[number]])",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "the short last window is divided by the longest one's count",
         RANKS,
-        "totals = [sum(of_term) for of_term in zip(*counts, strict=True)]",
-        "totals = objective.__dict__['t'] = [max(objective.__dict__.get('t', [0])[0], sum(c[0] for c in counts))]",
+        "totals = [sum(of_term) for of_term in counts]",
+        "totals = objective.__dict__['t'] = [max(objective.__dict__.get('t', [0])[0], sum(counts[0]))]",
         f"{STEPS}::test_a_last_short_window_is_divided_by_its_own_count_and_leaks_nothing",
     ),
     Mutant(
@@ -99,23 +100,23 @@ MUTANTS = [
     Mutant(
         "every term is divided by the first one's count",
         ACCUMULATOR,
-        "zip(weights, totals, strict=True)",
-        "zip(weights, [totals[0]] * len(totals), strict=True)",
+        "zip(self.objective.terms.values(), totals, strict=True)",
+        "zip(self.objective.terms.values(), [totals[0]] * len(totals), strict=True)",
         "tests/engine/test_objective.py::test_each_term_is_divided_by_its_own_count",
     ),
     Mutant(
         "the reported loss is divided by N as well",
         STEP_RESULT,
-        "math.fsum([loss.item() for loss in losses]) / total)",
-        "math.fsum([loss.item() for loss in losses]) / total / len(self.losses))",
+        "math.fsum(map(Tensor.item, losses)) / total)",
+        "math.fsum(map(Tensor.item, losses)) / total / len(self.losses))",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "each micro-batch is clipped",
         ACCUMULATOR,
-        ONE_MICRO_BATCH_DONE,
-        ONE_MICRO_BATCH_DONE + "            g = self._gradients.whole()\n"
-        "            self.clip_norm and gradients.clip(g, gradients.global_norm(g), self.clip_norm)\n",
+        TOLD_OF_EACH_PASS,
+        "note=lambda *_: self.clip_norm and gradients.clip(g := self._gradients.whole(), gradients.global_norm(g), "
+        "self.clip_norm))",
         f"{STEPS}::test_the_whole_windows_gradient_is_clipped_once",
     ),
     Mutant(
@@ -136,15 +137,15 @@ MUTANTS = [
     Mutant(
         "the scheduler ticks every micro-batch",
         ACCUMULATOR,
-        ONE_MICRO_BATCH_DONE,
-        ONE_MICRO_BATCH_DONE + "            self.scheduler and self.scheduler.step()\n",
+        TOLD_OF_EACH_PASS,
+        "note=lambda *_: self.scheduler and self.scheduler.step())",
         f"{STEPS}::test_a_warm_up_of_ten_steps_takes_ten_windows",
     ),
     Mutant(
         "weights are averaged every micro-batch",
         ACCUMULATOR,
-        ONE_MICRO_BATCH_DONE,
-        ONE_MICRO_BATCH_DONE + "            [callback(self.model) for callback in self.after_step]\n",
+        TOLD_OF_EACH_PASS,
+        "note=lambda *_: [callback(self.model) for callback in self.after_step])",
         f"{STEPS}::test_callbacks_run_once_a_step_and_see_the_weights_after_it",
     ),
     Mutant(
@@ -219,14 +220,14 @@ MUTANTS = [
     ),
     Mutant(
         "every backward syncs",
-        ACCUMULATOR,
-        "synced = number == last or every",
+        PASSES,
+        "synced = every or number + 1 == last",
         "synced = True",
         f"{STEPS}::test_a_step_reports_its_window",
     ),
     Mutant(
         "backward runs under autocast",
-        ACCUMULATOR,
+        PASSES,
         "            with syncing(synced):",
         "            with syncing(synced), torch.autocast('cpu', torch.bfloat16):",
         f"{PRECISIONS}::test_forward_and_loss_run_under_autocast_and_backward_does_not",
@@ -310,28 +311,28 @@ MUTANTS = [
     ),
     Mutant(
         "the first micro-batch syncs instead of the last",
-        ACCUMULATOR,
-        "synced = number == last or every",
-        "synced = number == 1 or every",
+        PASSES,
+        "synced = every or number + 1 == last",
+        "synced = every or number == 0",
         f"{OVER_RANKS}/test_gradients.py::test_ranks_step_as_one_process_on_the_full_batch",
     ),
     Mutant(
         "the first micro-batch syncs as well",
-        ACCUMULATOR,
-        "synced = number == last or every",
-        "synced = number in (1, last) or every",
+        PASSES,
+        "synced = every or number + 1 == last",
+        "synced = every or number + 1 in (1, last)",
         f"{OVER_RANKS}/test_traffic.py::test_ddp_reduces_once_a_window_and_n_times_where_asked",
     ),
     Mutant(
         "forward runs outside no_sync",
-        ACCUMULATOR,
+        PASSES,
         "            with syncing(synced):\n                sums = loss_sums(model, batch)\n",
         "            sums = loss_sums(model, batch)\n            with syncing(synced):\n",
         f"{OVER_RANKS}/test_traffic.py::test_ddp_reduces_once_a_window_and_n_times_where_asked",
     ),
     Mutant(
         "a replayed batch weighs as much as the first time",
-        ACCUMULATOR,
+        PASSES,
         "[torch.zeros_like(loss) for loss in live]",
         "[torch.ones_like(loss) for loss in live]",
         f"{OVER_RANKS}/test_unequal_ranks.py::test_a_rank_whose_data_ends_earlier_adds_nothing_and_stays_in_step",
