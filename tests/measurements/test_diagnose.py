@@ -125,6 +125,11 @@ def test_the_default_cuts_are_cuts_and_one_is_uneven(samples: int) -> None:
     assert samples < 4 or all(min(cut) > 1 or max(cut) > 1 for cut in cuts)
 
 
+def test_a_cut_of_one_micro_batch_would_let_any_loop_pass_and_is_refused() -> None:
+    with pytest.raises(BatchError, match=r"the cut \[12\] cuts nothing"):
+        run(cuts=[EVEN, (12,)])
+
+
 def test_one_sample_cannot_be_cut() -> None:
     with pytest.raises(BatchError, match="at least two samples"):
         run(data=(torch.ones(1, FEATURES), torch.ones(1).long()))
