@@ -438,8 +438,8 @@ MUTANTS = [
     Mutant(
         "probabilities of classes are counted as labels",
         OBJECTIVE,
-        " or labels.is_floating_point()",
-        "",
+        "not in WHOLE:",
+        "is None:",
         "tests/engine/test_unusual_batches.py::test_labels_that_cannot_be_classes_are_refused",
     ),
     Mutant(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 
 from gradaccum import BatchError
 from gradaccum.measurements.diagnose import default_cuts
+from gradaccum.measurements.subject import UnjudgedError
 from tests.measurements.loops import (
     EVEN,
     FEATURES,
@@ -89,14 +91,30 @@ def test_a_loop_that_turns_a_masked_micro_batch_into_nan_is_told_so() -> None:
     assert run(cuts=[EVEN], data=(inputs, labels)).equivalent
 
 
-def test_a_loop_that_reports_another_loss_is_not_equivalent() -> None:
-    def step(model: nn.Module, optimizer: Optimizer, window: Window) -> Tensor:
+@pytest.mark.parametrize("told", [torch.tensor(7.0), 7.0])
+def test_a_loop_that_reports_another_loss_is_not_equivalent(told: Any) -> None:
+    def step(model: nn.Module, optimizer: Optimizer, window: Window) -> Any:
         loop(lambda mean, samples, _: mean * samples / SAMPLES)(model, optimizer, window)
-        return torch.tensor(7.0)
+        return told
 
     found = run(step=step)
     assert not found.equivalent
     assert "the loss differs" in found.causes[0].finding
+
+
+def test_a_loop_that_reports_many_losses_is_not_judged() -> None:
+    with pytest.raises(UnjudgedError, match=r"returned a tensor of shape \(3,\)"):
+        run(step=lambda *_: torch.ones(3))
+
+
+def test_what_a_loop_does_to_the_learning_rate_between_windows_is_its_own_affair() -> None:
+    right = loop(lambda mean, samples, _: mean * samples / SAMPLES)
+
+    def step(model: nn.Module, optimizer: Optimizer, window: Window) -> None:
+        right(model, optimizer, window)
+        optimizer.param_groups[0]["lr"] *= 3
+
+    assert run(step=step).equivalent
 
 
 @pytest.mark.parametrize("samples", range(2, 40))
@@ -105,6 +123,11 @@ def test_the_default_cuts_are_cuts_and_one_is_uneven(samples: int) -> None:
     assert all(sum(cut) == samples and len(cut) > 1 and 0 not in cut for cut in cuts)
     assert samples < 3 or any(len(set(cut)) > 1 for cut in cuts)
     assert samples < 4 or all(min(cut) > 1 or max(cut) > 1 for cut in cuts)
+
+
+def test_a_cut_of_one_micro_batch_would_let_any_loop_pass_and_is_refused() -> None:
+    with pytest.raises(BatchError, match=r"the cut \[12\] cuts nothing"):
+        run(cuts=[EVEN, (12,)])
 
 
 def test_one_sample_cannot_be_cut() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from gradaccum import Objective, diagnose
 from gradaccum.measurements.subject import UnjudgedError
 from gradaccum.workloads.choice import WorkloadChoice
 from tests.measurements.loops import (
+    CLASSIFICATION,
     SAMPLES,
     UNEVEN,
     batch,
@@ -121,3 +123,61 @@ def test_an_objective_of_several_terms_is_judged_as_a_whole() -> None:
     assert [cause.kind for cause in found.causes] == [
         "not separable"
     ]  # the counts do not add up: each has a 1 too many
+
+
+def frozen_network() -> nn.Module:
+    return network().requires_grad_(False)
+
+
+def exploding_network() -> nn.Module:
+    model = network()
+    nn.init.constant_(model[0].weight, float("inf"))
+    return model
+
+
+ONE = network()
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: ONE, "model_factory returns the same parameters each time"),
+        (frozen_network, "no parameter of the model requires a gradient"),
+        (exploding_network, "the gradient of the whole batch is not finite"),
+    ],
+)
+def test_models_that_give_nothing_to_compare_are_not_judged(factory: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(UnjudgedError, match=message):
+        diagnose(factory, CLASSIFICATION, batch())
+
+
+def test_a_batch_without_targets_is_not_judged() -> None:
+    inputs, labels = batch()
+    with pytest.raises(UnjudgedError, match="no sample of the batch has a target"):
+        run(data=(inputs, torch.full_like(labels, -100)))
+
+
+def spectral() -> nn.Module:
+    return nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+
+
+class Late(nn.Module):
+    """Subtracts the mean of the micro-batch before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        late, self.mean = self.mean, hidden.detach().mean(0)
+        return hidden - late
+
+
+@pytest.mark.parametrize(("layer", "buffers"), [(spectral, r"1\.param.*_u, .*_v"), (Late, r"1\.mean")])
+def test_state_that_every_pass_moves_is_named_and_the_loop_is_not_blamed(
+    layer: Callable[[], nn.Module], buffers: str
+) -> None:
+    found = run(layer)
+    assert not found.equivalent
+    assert [cause.kind for cause in found.causes] == ["moving state"]
+    assert re.search(f"every forward pass changes {buffers}", found.causes[0].finding)

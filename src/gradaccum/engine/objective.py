@@ -22,6 +22,8 @@ ONE_TERM: Mapping[str, float] = {"": 1.0}
 
 WIDE = frozenset({torch.float32, torch.float64})
 
+WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
 LARGEST_COUNT = 1e300
 """So that the sum over a window is a number still."""
 
@@ -143,7 +145,7 @@ class Objective:
             return F.cross_entropy(logits, labels, weight=weight, ignore_index=ignore_index, reduction="sum")
 
         def count(batch: Batch) -> Tensor | int:
-            _, labels = _pair(batch)
+            labels = _labels_of(batch)
             if class_weights is not None:
                 return class_weights.to(labels.device, torch.float64)[labels[labels != ignore_index]].sum()
             if labels.is_cpu and labels.numel() <= FEW:
@@ -154,21 +156,21 @@ class Objective:
         return cls(loss_sum, count)
 
 
-def _pair(batch: Batch) -> tuple[Any, Tensor]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
+def _labels_of(batch: Batch) -> Tensor:
+    """The second of a pair, which is asked for each micro-batch: what is usual is told by types alone."""
+    if (type(batch) not in (tuple, list) and not isinstance(batch, tuple | list)) or len(batch) != 2:
         raise BatchError(
             f"a micro-batch is a {type(batch).__name__} and no pair (inputs, labels), which is what "
             "Objective.classification compares. Give pairs, or an Objective(loss_sum, count) that knows your batches. "
             "(Of a whole batch, give its pieces: split(batch, micro_batch).)"
         )
-    inputs, labels = batch
-    if not isinstance(labels, Tensor) or labels.is_floating_point():
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+    labels: Tensor = batch[1]
+    if (kind := getattr(labels, "dtype", type(labels).__name__)) not in WHOLE:
         raise BatchError(
             f"labels are {kind}, not whole numbers in a tensor, so which of them are targets cannot be told. Give the "
             "class of each sample; for probabilities of classes, give an Objective(loss_sum, count) of your own."
         )
-    return inputs, labels
+    return labels
 
 
 def _require_alike(logits: Tensor, labels: Tensor) -> None:

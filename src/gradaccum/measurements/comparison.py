@@ -97,7 +97,6 @@ def full_batch_step(objective: Objective, clip_norm: float | None = None) -> Tra
 
     def step(model: nn.Module, optimizer: Optimizer, window: Sequence[Batch]) -> Tensor:
         (batch,) = window
-        optimizer.zero_grad()
         loss = objective.share(model, batch, objective.totals(window))
         loss.backward()  # type: ignore[no-untyped-call]
         if clip_norm is not None:

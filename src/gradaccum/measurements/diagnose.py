@@ -78,6 +78,9 @@ def diagnose(
     samples = batch_size(batch)
     if samples < 2:
         raise BatchError(f"a batch of {samples} sample cannot be cut. Give at least two samples.")
+    for cut in cuts or ():
+        if len(cut) < 2:
+            raise BatchError(f"the cut {list(cut)} cuts nothing, so any loop would pass. Give two sizes or more.")
     subject = Subject(
         model_factory, objective, batch, step or partial(scaled, objective=objective, clip_norm=None), seed
     )

@@ -38,10 +38,10 @@ class Parts:
         totals = objective.totals(window)
         own = [objective.totals([batch]) for batch in window]
         return cls(
-            torch.stack([_gradient(model, objective.share(model, batch, totals)) for batch in window]),
+            torch.stack([flat_gradient(model, objective.share(model, batch, totals)) for batch in window]),
             torch.stack(
                 [
-                    _gradient(model, objective.share(model, batch, counts))
+                    flat_gradient(model, objective.share(model, batch, counts))
                     for batch, counts in zip(window, own, strict=True)
                 ]
             ),
@@ -114,7 +114,8 @@ def _hint(factor: float, steps: int) -> str:
     return " (a clip, perhaps)" if 0 < factor < 1 else ""
 
 
-def _gradient(model: nn.Module, loss: Tensor) -> Tensor:
+def flat_gradient(model: nn.Module, loss: Tensor) -> Tensor:
+    """Of every parameter in turn, zeros where there is none."""
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     found = dict(zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True))

@@ -97,6 +97,7 @@ class Subject:
     def quiet(self) -> tuple[Subject, Quiet]:
         """The same with randomness off, and what was random."""
         (whole,) = self.window([batch_size(self.batch)], torch.float64)
+        self.require_judgeable(whole)
         quiet = quieten(self.model, lambda model: full_batch_gradient(model, self.objective, whole))
         if quiet.still_random:
             raise UnjudgedError(
@@ -106,6 +107,24 @@ class Subject:
             )
         make = self.model_factory
         return replace(self, model_factory=lambda: quiet.apply(make()), dropouts=quiet.dropouts), quiet
+
+    def require_judgeable(self, whole: Batch) -> None:
+        """Refuse what has no gradient to compare, or models that are not made anew."""
+        model, other = self.model(), self.model()
+        if {id(parameter) for parameter in model.parameters()} & {id(parameter) for parameter in other.parameters()}:
+            raise UnjudgedError(
+                "model_factory returns the same parameters each time, so that every computation would start where the "
+                "last one ended. Make a new model in each call."
+            )
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UnjudgedError("no parameter of the model requires a gradient, so there is none to compare.")
+        if not any(self.objective.totals([whole])):
+            raise UnjudgedError("no sample of the batch has a target, so there is no gradient. Give another batch.")
+        if not all(part.isfinite().all() for part in full_batch_gradient(model, self.objective, whole)):
+            raise UnjudgedError(
+                "the gradient of the whole batch is not finite, so nothing can be compared with it. Give inputs and "
+                "initial parameters on which the loss is finite."
+            )
 
     def judge(self, cut: tuple[int, ...]) -> CutDiagnosis:
         whole, clip_norm = (sum(cut),), clip_norm_of(self, cut)
@@ -146,7 +165,12 @@ class Subject:
 
         def with_loss(model: nn.Module, optimizer: Optimizer, window: Sequence[Batch]) -> Tensor:
             loss = step(model, optimizer, window)
-            return loss if isinstance(loss, Tensor) else torch.tensor(default_loss, dtype=torch.float64)
+            if isinstance(loss, Tensor) and loss.numel() != 1:
+                raise UnjudgedError(
+                    f"the step returned a tensor of shape {tuple(loss.shape)}. Return the window's mean loss, or none."
+                )
+            told = loss if isinstance(loss, Tensor | float) else default_loss
+            return torch.as_tensor(told, dtype=torch.float64)
 
         return take_step(self.bench(), with_loss, self.window(cut, dtype), settings=SETTINGS, dtype=dtype)
 
