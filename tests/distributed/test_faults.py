@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -50,11 +51,12 @@ def run_stage(
         text=True,
     ) as process:
         started: set[int] = set()
-        while process.poll() is None:
+        while process.returncode is None:
             try:
                 out, err = process.communicate(timeout=0.2)
             except subprocess.TimeoutExpired:
-                started |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    started |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
     return subprocess.CompletedProcess(command, process.returncode, out, err), sorted(started)
 
 
