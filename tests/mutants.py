@@ -349,7 +349,7 @@ MUTANTS = [
         "src/gradaccum/engine/gradient_sync.py",
         "                parameter._unsharded_param.grad = None\n",
         "                pass\n",
-        f"{OVER_RANKS}/test_refused.py::test_after_a_window_that_failed_everywhere_the_next_starts_clean",
+        f"{OVER_RANKS}/test_failed_windows.py::test_after_a_window_that_failed_everywhere_the_next_starts_clean",
     ),
     Mutant(
         "ranks stop when their own data ends",

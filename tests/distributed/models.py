@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,3 +114,11 @@ def train_shares(wrap: str, shares: Shares, *, num_steps: int = 3, masks: Sequen
 
 def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
+
+
+def docs_block(name: str) -> str:
+    """The code of a file that the page on ranks shows."""
+    page = (Path(__file__).parents[2] / "docs/many-ranks.md").read_text()
+    blocks: list[str] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (block,) = [block for block in blocks if block.startswith(f"# {name}\n")]
+    return block

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -41,6 +43,27 @@ def test_an_error_in_counting_on_one_rank_reaches_all_before_any_pass(ranks: Poo
     assert first[0] == "RankError"
     assert "rank 1 could not count the targets" in first[1]
     assert second[0] == "BatchError"
+
+
+def late() -> str:
+    """Rank 1 takes longer to its second window than the group's timeout allows."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    runner = models.accumulator_of("ddp", wrap_options={"process_group": group})
+    window = models.my_window([[6], [6]], make_batch())
+    runner.step(window)
+    before = models.parameters_of(runner.model)
+    if dist.get_rank() == 1:
+        time.sleep(2.5)
+    with pytest.raises(RankError) as lost:
+        runner.step(window)
+    assert all(map(torch.equal, before, models.parameters_of(runner.model)))
+    return str(lost.value)
+
+
+def test_a_rank_that_does_not_come_in_time_is_told_apart_from_one_that_is_gone(ranks: Pool) -> None:
+    waiting, late_one = ranks(2, late)
+    assert "another rank did not come within the process group's timeout" in waiting
+    assert "another rank was lost in the middle of a window" in late_one
 
 
 def interrupted(wrap: str, at: int, **options: Any) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
-from gradaccum import Accumulator
+from gradaccum import Accumulator, split
 from tests.distributed import models
 from tests.distributed.models import OPTIMIZERS, SHARES, Shares
 from tests.distributed.pool import Pool
@@ -103,6 +105,55 @@ def test_the_global_norm_is_clipped_once(ranks: Pool, world: int, wrap: str, cli
 @pytest.mark.parametrize("shares", SHARES[2], ids=str)
 def test_replicas_of_shards_count_every_gradient_once(ranks: Pool, shares: Shares) -> None:
     assert_as_one(ranks(2, models.train_shares, "hsdp", shares, clip_norm=0.1), one_process(clip_norm=0.1))
+
+
+def train_in_groups() -> dict[str, Any]:
+    """Ranks 0 and 1 share the batch; rank 2 has all of it, in a group of its own."""
+    group = [dist.new_group([0, 1]), dist.new_group([2])][dist.get_rank() // 2]
+    first, second, third = split(make_batch(), [5, 4, 3])
+    window = [[first, third], [second], [first, second, third]][dist.get_rank()]
+    return models.train(models.accumulator_of("ddp", wrap_options={"process_group": group}), [window] * 3)
+
+
+def test_ranks_of_a_group_step_as_one_process_whatever_others_do(ranks: Pool) -> None:
+    *pair, alone = ranks(3, train_in_groups)
+    assert_as_one(pair, one_process())
+    assert_as_one([alone], one_process())
+
+
+@pytest.mark.parametrize(
+    ("wrap", "options"),
+    [
+        ("ddp", {"gradient_as_bucket_view": True}),
+        ("ddp", {"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-4}),
+        ("ddp", {"broadcast_buffers": False, "find_unused_parameters": True}),
+        ("fsdp2", {"reshard_after_forward": False}),
+        ("fsdp2", {"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sync", ["last", "every"])
+def test_options_of_torch_s_wrappers_change_no_gradient(
+    ranks: Pool, wrap: str, options: dict[str, Any], sync: str
+) -> None:
+    results = ranks(2, models.train_shares, wrap, SHARES[2][2], wrap_options=options, sync=sync, clip_norm=0.1)
+    assert_as_one(results, one_process(clip_norm=0.1))
+
+
+def train_in_bf16() -> dict[str, Any]:
+    """Passes in bf16, everything that is summed in float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = models.fsdp2(make_model(torch.float32), mp_policy=policy)
+    accumulator = Accumulator(model, models.OPTIMIZERS["sgd"](model), CLASSIFICATION)
+    return models.train(accumulator, [models.my_window(SHARES[2][2], make_batch(dtype=torch.float32))])
+
+
+def test_fsdp2_s_mixed_precision_loses_what_bf16_passes_lose_and_no_more(ranks: Pool) -> None:
+    expected = one_process(num_steps=1)
+    for result in ranks(2, train_in_bf16):
+        for found, right in zip(result["gradients"], expected["gradients"], strict=True):
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found.double(), right, rtol=0.05, atol=2e-3)
 
 
 @WORLDS

@@ -192,8 +192,9 @@ def test_what_cannot_be_right_is_refused(ranks: Pool, build: Callable[[], None],
 
 
 def plain_on_several_ranks() -> str:
+    model = make_model()
     with pytest.warns(PreflightWarning) as warned:
-        accumulator(make_model())
+        Accumulator(model, models.OPTIMIZERS["sgd"](model), CLASSIFICATION)
     assert warned[0].filename == __file__
     return str(warned[0].message)
 

@@ -94,6 +94,21 @@ def test_replicas_of_shards_count_their_all_reduces_as_well(
         assert_same(gradients, [parameter.grad for parameter in model.parameters()])
 
 
+def hooks_of_ones_own() -> tuple[int, list[int]]:
+    """What the engine counted, and what a hook saw that was set before."""
+    seen: list[int] = []
+    model = models.hsdp(make_model())
+    for layer in (model[0], model[2]):
+        layer.set_all_reduce_hook(lambda reduced: seen.append(reduced.nbytes))
+    step = Accumulator(model, models.OPTIMIZERS["sgd"](model), CLASSIFICATION).step(window_of([5, 4, 3]))
+    return step.reduced_bytes, seen
+
+
+def test_an_all_reduce_hook_of_ones_own_is_still_called(ranks: Pool) -> None:
+    for counted_bytes, seen in ranks(2, hooks_of_ones_own):
+        assert sum(seen) == counted_bytes == GRADIENT_BYTES
+
+
 def forward_outside_no_sync() -> int:
     """The usual mistake: only backward runs without sync."""
     model = models.ddp(make_model())
