@@ -96,4 +96,4 @@ def test_a_plan_needs_no_measured_times(setup: Setup) -> None:
 
 def test_a_model_that_does_not_fit_is_refused_with_what_would(setup: Setup) -> None:
     with pytest.raises(ConfigError, match=r"no plan fits: .* Nearest that works: \d+ bytes"):
-        measure(config(memory_bytes=1000), setup)
+        measure(config(memory_bytes=2**16), setup)

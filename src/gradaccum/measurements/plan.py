@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from gradaccum.errors import ConfigError
-from gradaccum.measurements.setup import STRICT, PositiveInt, Progress, Setup, divisors, no_progress
+from gradaccum.measurements.setup import STRICT, Progress, Setup, divisors, no_progress
+from gradaccum.results.sizes import MemoryBytes
 
 if TYPE_CHECKING:
     from gradaccum.results.outcome import Outcome
     from gradaccum.results.step_costs import StepCosts
+
+MOST_SAMPLES = 2**30
+"""Of one optimizer step: tensors of more could not be described."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -25,10 +30,10 @@ class Config:
         world_size: data-parallel ranks.
     """
 
-    target_effective_batch: PositiveInt
-    memory_bytes: PositiveInt
+    target_effective_batch: Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
+    memory_bytes: MemoryBytes
     memory_device: Literal["cpu", "cuda"]
-    world_size: PositiveInt
+    world_size: Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
 
     def __post_init__(self) -> None:
         target, ranks = self.target_effective_batch, self.world_size
