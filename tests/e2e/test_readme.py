@@ -46,6 +46,17 @@ def test_every_command_block_runs(clone: Clone) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+def test_the_line_that_a_plan_prints_runs_and_its_times_are_planned_with(clone: Clone) -> None:
+    clone.set("throughput", num_steps=1, repeats=1)
+    wanted = ("gradaccum", "plan", "--effective-batch", "24", "--memory", "8GiB", "--workload", "digits_cnn")
+    for marker in ("plan again: ", "Measure it: "):
+        said = clone.run(*wanted).stdout
+        clone.run("bash", "-c", said.partition(marker)[2])
+    points = clone.json("outputs/throughput/accum-curve.json")["points"]
+    assert len(points) >= 5
+    assert f"Set micro_batch={points[0]['micro_batch']}," in said
+
+
 @pytest.mark.parametrize("block", [block for block in PYTHON if not FILE.match(block)])
 def test_every_python_block_runs(clone: Clone, block: str) -> None:
     done = clone.run(sys.executable, "-W", "error", "-c", block, PYTHONPATH=str(clone.root / "src"))

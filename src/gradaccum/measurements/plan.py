@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -55,6 +56,22 @@ class Config:
         """Sizes that cut a rank's share equally: of its divisors the largest of each doubling."""
         by_doubling = {size.bit_length(): size for size in divisors(self.target_effective_batch // self.world_size)}
         return sorted(by_doubling.values())
+
+    def better_cut(self) -> str | None:
+        """What to say where a rank's share has few divisors, a prime above all, and a number nearby has many."""
+        share = self.target_effective_batch // self.world_size
+        if 2 * len(self.micro_batches()) > share.bit_length():
+            return None
+        round_number = 2 ** max(0, share.bit_length() - 3)
+        nearby = self.world_size * round_number * round(share / round_number)
+        return (
+            f"{share} samples a rank can be cut equally into micro-batches of {_listed(divisors(share))} only; a target "
+            f"of {nearby} leaves more choice."
+        )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(str(each) for each in numbers[:-1]) + f" or {numbers[-1]}"
 
 
 def measure(
