@@ -106,7 +106,7 @@ def test_a_time_beyond_what_was_measured_is_marked(setup: Setup) -> None:
 def test_a_share_that_can_hardly_be_cut_is_said_with_one_that_can(target: int, ranks: int, nearby: int) -> None:
     said = config(target_effective_batch=target, world_size=ranks).better_cut()
     assert said is not None
-    assert f"micro-batches of 1 or {target // ranks} only; a target of {nearby} leaves" in said
+    assert f"micro-batches of 1 or {target // ranks} alone; a target of {nearby} leaves" in said
 
 
 @pytest.mark.parametrize("target", [1, 2, 3, 48, 510, 512, 1001])

@@ -65,8 +65,8 @@ class Config:
         round_number = 2 ** max(0, share.bit_length() - 3)
         nearby = self.world_size * round_number * round(share / round_number)
         return (
-            f"{share} samples a rank can be cut equally into micro-batches of {_listed(divisors(share))} only; a target "
-            f"of {nearby} leaves more choice."
+            f"{share} samples a rank are cut equally by micro-batches of {_listed(divisors(share))} alone; a target of "
+            f"{nearby} leaves more choice."
         )
 
 
