@@ -141,8 +141,14 @@ def test_samples_a_second_are_those_of_the_median_step(outcome: Outcome) -> None
         assert row["samples_per_sec"] == pytest.approx(1000 * row["effective_batch"] / row["median_step_ms"])
 
 
-def test_times_to_rely_on_are_not_doubted(outcome: Outcome) -> None:
-    assert len(outcome.findings) == 4
+def test_times_to_rely_on_are_not_doubted(setup: Setup) -> None:
+    assert len(measure(config(accum_steps=[1, 2, 3, 5]), setup).findings) == 4
+
+
+def test_points_too_few_to_test_a_line_are_said(outcome: Outcome) -> None:
+    assert outcome.findings[4] == (
+        "3 points lie on or near any line: set throughput.accum_steps to at least 4 to see whether the model holds."
+    )
 
 
 def test_what_speaks_against_relying_on_the_times_is_said(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +159,7 @@ def test_what_speaks_against_relying_on_the_times_is_said(setup: Setup, monkeypa
     monkeypatch.setattr(timing.Timer, "timed", noisy)
     monkeypatch.setattr(timing, "BUSY", 2.0)  # so that no visit had enough of a CPU
     monkeypatch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device: 1.0)
-    said = measure(config(), setup).findings[4:]
+    said = measure(config(accum_steps=[1, 2, 3, 5]), setup).findings[4:]
     assert [sentence.split()[0] for sentence in said] == ["The", "Residuals", "Over"]
     assert "That is most of them: measure again on a quieter machine." in said[0]
 
@@ -161,7 +167,7 @@ def test_what_speaks_against_relying_on_the_times_is_said(setup: Setup, monkeypa
 def test_one_round_in_a_time_that_was_too_short_for_more_is_said(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     time_points = sweep.time_points
     monkeypatch.setattr(sweep, "time_points", lambda *args, **given: time_points(*args, **{**given, "repeats": 1}))
-    assert "left time for one round alone" in measure(config(), setup).findings[-1]
+    assert any("left time for one round alone" in finding for finding in measure(config(), setup).findings)
 
 
 def test_the_findings_say_where_it_flattens_and_what_the_optimizer_s_share_is(outcome: Outcome) -> None:

@@ -11,6 +11,9 @@ from gradaccum.results.sizes import grouped
 POOR = 0.15
 """A point this far off the fit says that the fit does not describe the points."""
 
+FEW = 4
+"""Fewer points than this leave a line of two numbers next to nothing to miss."""
+
 
 def findings(costs: Costs, both: Sequence[Measured], config: Config) -> Iterator[str]:
     yield flattening(costs, config)
@@ -34,6 +37,11 @@ def doubts(costs: Costs, both: Sequence[Measured], config: Config) -> Iterator[s
         yield (
             f"throughput.seconds={config.seconds:g} left time for one round alone at some points, and one round has no "
             "interval. Raise it."
+        )
+    if len(costs.curve) < FEW:
+        yield (
+            f"{len(costs.curve)} points lie on or near any line: set throughput.accum_steps to at least {FEW} to see "
+            "whether the model holds."
         )
     if costs.fit.best.max_rel_residual > POOR:
         yield (

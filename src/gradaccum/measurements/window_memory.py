@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,6 +76,7 @@ def observe(setup: Setup, window: Window) -> Seen:
     give_freed_memory_back()  # before anything is allocated that is looked at later
     batch = sample_batch(bench, window.micro_batch, enlarge=repeated)
     _run(bench, map_tensors(batch, lambda tensor: tensor[:1]), replace(window, accum_steps=1))
+    gc.collect()  # or the baseline holds what the first window left in cycles
     process, device = ProcessPeak(), DevicePeak(bench.device)
     _run(bench, batch, window)
     seen = process.above(), device.above()
