@@ -12,7 +12,7 @@ from gradaccum.engine.batching import BatchPlan
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.setup import Setup
-from gradaccum.measurements.timing import TimedStep, Timer, Visit, repeat_disturbed, shuffled_rounds, within
+from gradaccum.measurements.timing import Point, TimedStep, Timer, Visit, repeat_disturbed, shuffled_rounds, within
 
 PLAN = BatchPlan(12, 4)
 FINE = BatchPlan(12, 1)
@@ -77,6 +77,11 @@ def test_undisturbed_visits_are_left_alone() -> None:
 def test_a_point_s_spread_is_that_of_its_rounds_medians() -> None:
     point = repeat_disturbed([visit(1.0, 1.0, 5.0), visit(1.1, 1.1, 1.1)], iter_visits().__next__, lambda: True)
     assert point.round_spread == pytest.approx(0.1 / 1.1)
+
+
+def test_samples_a_second_are_those_of_the_median_step_which_one_slow_step_does_not_move() -> None:
+    point = Point(PLAN, (visit(2.0, 2.0, 90.0), visit(2.0, 2.0)), disturbed=0)
+    assert point.samples_per_sec == pytest.approx(12 / 0.002)
 
 
 def iter_visits() -> Iterator[Visit]:
