@@ -136,12 +136,13 @@ def test_points_stand_in_the_order_of_their_axis_whatever_the_params_say(setup: 
     assert [row["micro_batch"] for row in result.tables["frontier"]] == [1, 12]
 
 
+@pytest.mark.parametrize("peaks", [[3e11, 1e11], [1e11, 3e11]])
 def test_the_machine_s_limit_is_the_best_that_was_seen_before_and_after_the_timing(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+    peaks: list[float], setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for peaks in ([3e11, 1e11], [1e11, 3e11]):
-        monkeypatch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device, left=iter(peaks): next(left))
-        assert measure(config(), setup).metrics["matmul_peak_gflops"] == 300
+    seen = iter(peaks)
+    monkeypatch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device: next(seen))
+    assert measure(config(), setup).metrics["matmul_peak_gflops"] == 300
 
 
 def test_times_to_rely_on_are_not_doubted(setup: Setup) -> None:
