@@ -12,7 +12,16 @@ from gradaccum.engine.batching import BatchPlan
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.setup import Setup
-from gradaccum.measurements.timing import Point, TimedStep, Timer, Visit, repeat_disturbed, shuffled_rounds, within
+from gradaccum.measurements.timing import (
+    Point,
+    TimedStep,
+    Timer,
+    Visit,
+    repeat_disturbed,
+    shuffled_rounds,
+    visit_all,
+    within,
+)
 
 PLAN = BatchPlan(12, 4)
 FINE = BatchPlan(12, 1)
@@ -30,6 +39,20 @@ def test_every_round_visits_every_point_once_in_an_order_of_its_own() -> None:
     assert all(set(each) == set(plans) for each in cut)
     assert cut[0] != cut[1] != cut[2]
     assert rounds == shuffled_rounds(plans, 3, seed=7)
+
+
+def test_everything_is_visited_once_even_without_time_and_again_only_with_it() -> None:
+    order = ["a", "b", "b", "a"]
+    for has_time, expected in ((False, order[:2]), (True, order)):
+        seen: list[str] = []
+
+        def go(each: str, seen: list[str] = seen) -> Visit:
+            seen.append(each)
+            return visit(1.0)
+
+        points = visit_all(order, go, lambda has_time=has_time: has_time)
+        assert seen == expected
+        assert [len(point.visits) for point in points] == [len(expected) // 2] * 2
 
 
 def test_a_visit_without_a_cpu_of_its_own_is_disturbed() -> None:

@@ -12,7 +12,7 @@ from gradaccum.measurements.throughput import Config
 from gradaccum.measurements.throughput_findings import findings
 from gradaccum.measurements.timing import TimedStep
 from gradaccum.results.curve import Curve
-from gradaccum.results.fits import Percentiles
+from gradaccum.results.fits import ends
 from gradaccum.results.outcome import Outcome, Row, StepSeries
 from gradaccum.results.sizes import grouped
 
@@ -54,11 +54,6 @@ def headline(costs: Costs, both: Sequence[Measured]) -> dict[str, Any]:
         / min(each.ms for each in costs.frontier),
         "disturbed_visits": sum(each.point.disturbed for each in both),
     }
-
-
-def ends(name: str, interval: Percentiles | None) -> dict[str, float | None]:
-    low, high = (interval.low, interval.high) if interval else (None, None)
-    return {f"{name}_low": low, f"{name}_high": high}
 
 
 def point(each: Measured, costs: Costs, config: Config) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -171,14 +171,17 @@ def time_points(
     end = perf_counter() + seconds
     expected = timer.expected_seconds(list(steps), at_most=seconds)
     steps = within(end - perf_counter(), expected, steps, repeats=repeats)
-    visits: dict[BatchPlan, list[Visit]] = {plan: [] for plan in steps}
-    for plan in progress(shuffled_rounds(list(steps), repeats, seed=seed), "throughput"):
-        if not visits[plan] or perf_counter() < end:
-            visits[plan].append(timer.visit(plan, steps[plan]))
-    return [
-        repeat_disturbed(seen, partial(timer.visit, plan, steps[plan]), lambda: perf_counter() < end)
-        for plan, seen in visits.items()
-    ]
+    order = progress(shuffled_rounds(list(steps), repeats, seed=seed), "throughput")
+    return visit_all(order, lambda plan: timer.visit(plan, steps[plan]), lambda: perf_counter() < end)
+
+
+def visit_all(order: Iterable[Visited], visit: Callable[[Visited], Visit], has_time: Callable[[], bool]) -> list[Point]:
+    """Go through the order while there is time, but to everything once; then repeat what was disturbed."""
+    visits: dict[Visited, list[Visit]] = {}
+    for each in order:
+        if each not in visits or has_time():
+            visits.setdefault(each, []).append(visit(each))
+    return [repeat_disturbed(seen, partial(visit, each), has_time) for each, seen in visits.items()]
 
 
 def within(

@@ -34,6 +34,12 @@ class Percentiles:
         return cls(low, high)
 
 
+def ends(name: str, interval: Percentiles | None) -> dict[str, float | None]:
+    """As fields of a point: `name_low`, `name_high`; null where there is no interval."""
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
 @dataclass(frozen=True)
 class StepTimeFit:
     """`step time = accum_steps * t_micro + t_step`.
