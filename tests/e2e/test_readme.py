@@ -46,18 +46,6 @@ def test_every_command_block_runs(clone: Clone) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-def test_the_line_that_a_plan_prints_runs_and_measures_the_plan_s_micro_batch(clone: Clone) -> None:
-    clone.set("throughput", num_steps=1, repeats=1)
-    frontier = (
-        "workload,optimizer,micro_batch,t_micro_ms,median_step_ms\ndigits_cnn,sgd,1,1,24\ndigits_cnn,sgd,24,4,4\n"
-    )
-    (clone.root / "outputs/throughput/frontier.csv").write_text(frontier)
-    plan = ("gradaccum", "plan", "--effective-batch", "24", "--memory", "8GiB", "--workload", "digits_cnn")
-    clone.run("bash", "-c", clone.run(*plan).stdout.partition("Measure it: ")[2])
-    points = clone.json("outputs/throughput/accum-curve.json")["points"]
-    assert [(point["micro_batch"], point["accum_steps"]) for point in points] == [(24, n) for n in (1, 2, 4, 8, 16)]
-
-
 @pytest.mark.parametrize("block", [block for block in PYTHON if not FILE.match(block)])
 def test_every_python_block_runs(clone: Clone, block: str) -> None:
     done = clone.run(sys.executable, "-W", "error", "-c", block, PYTHONPATH=str(clone.root / "src"))
