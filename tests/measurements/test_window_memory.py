@@ -34,8 +34,7 @@ def test_the_prediction_is_the_tally_of_the_real_window(
         assert seen.device_bytes is None
 
 
-@pytest.mark.parametrize("name", ["digits_cnn", "dictionary"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("name", "precision"), [("digits_cnn", "bf16"), ("dictionary", "fp16")])
 def test_a_lower_precision_is_predicted_as_it_runs(
     name: str, precision: Precision, make_setup: Callable[..., Setup]
 ) -> None:
