@@ -3,12 +3,10 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from _start import user_errors  # first: it decides whose code is run  # isort: split
 from gradaccum.config import read_params, section, shared
@@ -17,6 +15,7 @@ from gradaccum.measurements.setup import Progress, Setup, no_progress
 from gradaccum.results import figures
 from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
+from gradaccum.results.terminal import show
 from gradaccum.tracking.stage_run import stage_run
 
 Config = TypeVar("Config")
@@ -38,7 +37,8 @@ def run_stage(stage: str, of: type[Config], measure: Callable[[Config, Setup, Pr
             outcome = measure(config, setup, show_progress)
             paths = write_outcome(outcome)
             run.log(outcome, artifacts=paths, figures=figures.of_stage(outcome.curve, outcome.tables))
-            show(outcome, paths)
+            show(outcome, console)
+            console.print("wrote " + ", ".join(str(path) for path in paths), markup=False, soft_wrap=True)
             if outcome.failures:
                 raise ClaimError("\n".join(outcome.failures))
 
@@ -46,25 +46,6 @@ def run_stage(stage: str, of: type[Config], measure: Callable[[Config, Setup, Pr
 def leads() -> bool:
     """Whether this process is the only one, or rank 0 of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def show(outcome: Outcome, paths: Sequence[Path]) -> None:
-    """The table, the findings, and where everything was written."""
-    table = Table(title=outcome.curve.stage, title_justify="left")
-    for name in outcome.summary[0]:
-        table.add_column(name, justify="right")
-    for row in outcome.summary:
-        table.add_row(*(cell(value) for value in row.values()))
-    console.print(table)
-    for finding in outcome.findings:
-        console.print(f"- {finding}", markup=False, soft_wrap=True)
-    console.print("wrote " + ", ".join(str(path) for path in paths), markup=False, soft_wrap=True)
-
-
-def cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def show_progress(items: Sequence[Item], label: str) -> Iterable[Item]:

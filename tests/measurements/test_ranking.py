@@ -8,8 +8,8 @@ from gradaccum.measurements.ranking import Candidate, Ranking
 TIMES = {1: 100.0, 4: 40.0, 16: 20.0, 64: 19.9, 256: 30.0}
 
 
-def candidates(times: dict[int, float] | None = TIMES) -> list[Candidate]:
-    return [Candidate(256, micro, 1, 100 * micro, times and times[micro]) for micro in TIMES]
+def candidates(times: dict[int, float] | None = TIMES, *, inputs: int = 10) -> list[Candidate]:
+    return [Candidate(256, micro, 1, 100 * micro, inputs * micro, times and times[micro]) for micro in TIMES]
 
 
 def order(memory: int, times: dict[int, float] | None = TIMES) -> list[int]:
@@ -38,20 +38,23 @@ def test_a_time_is_given_as_samples_a_second() -> None:
 def test_every_candidate_s_place_has_its_reason() -> None:
     ranking = Ranking.of(candidates(), 10**4)
     assert {each.micro_batch: ranking.reason(each) for each in ranking.ranked} == {
-        16: "within 3% of the fastest, the smallest such micro-batch",
-        64: "fits, but +0.5% samples/s for 4 times the memory",
-        4: "fits, but takes 2 times as long",
-        1: "fits, but takes 5 times as long",
-        256: "does not fit 9.77 KiB less 10% headroom",
+        16: "proposed: 0.5% off fastest",
+        64: "+0.5% speed, 4x memory",
+        4: "takes 2x as long",
+        1: "takes 5x as long",
+        256: "does not fit",
     }
+    alike = Ranking.of(candidates(dict.fromkeys(TIMES, 20.0)), 10**4)
+    assert alike.reason(alike.ranked[0]) == "proposed: the fastest"
+    assert alike.reason(alike.ranked[1]) == "no faster, 4x memory"
     untimed = Ranking.of(candidates(None), 10**4)
-    assert untimed.reason(untimed.ranked[0]) == "the largest that fits"
-    assert untimed.reason(untimed.ranked[1]) == "fits; smaller than it need be"
+    assert untimed.reason(untimed.ranked[0]) == "proposed: the largest that fits"
+    assert untimed.reason(untimed.ranked[1]) == "fits, smaller than need be"
 
 
 def test_where_nothing_fits_the_memory_that_would_do_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"micro_batch=1, needs 100 B, and 100 B less 10% .* Nearest that works: 112 b"
-    ):
+    with pytest.raises(ConfigError, match=r"world_size=1, needs 100 B, and 100 B less .* smaller model.* works: 112 b"):
         Ranking.of(candidates(), 100)
+    with pytest.raises(ConfigError, match=r"the step's own samples, so a smaller target or more ranks help"):
+        Ranking.of(candidates(inputs=60), 100)
     assert Ranking.of(candidates(), 112).chosen.micro_batch == 1

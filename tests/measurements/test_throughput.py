@@ -129,6 +129,51 @@ def test_one_round_alone_claims_no_interval(setup: Setup) -> None:
     assert "interval" not in single.findings[0]
 
 
+def test_points_stand_in_the_order_of_their_axis_whatever_the_params_say(setup: Setup) -> None:
+    small = {"effective_batch": 12, "micro_batch": [12, 1], "num_steps": 1}
+    result = measure(config(accum_steps=[5, 1, 2], num_steps=1, frontier=small), setup)
+    assert [point["accum_steps"] for point in result.curve.points] == [1, 2, 5]
+    assert [row["micro_batch"] for row in result.tables["frontier"]] == [1, 12]
+
+
+@pytest.mark.parametrize("peaks", [[3e11, 1e11], [1e11, 3e11]])
+def test_the_machine_s_limit_is_the_best_that_was_seen_before_and_after_the_timing(
+    peaks: list[float], setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = iter(peaks)
+    monkeypatch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device: next(seen))
+    assert measure(config(), setup).metrics["matmul_peak_gflops"] == 300
+
+
+def test_times_to_rely_on_are_not_doubted(setup: Setup) -> None:
+    assert len(measure(config(accum_steps=[1, 2, 3, 5]), setup).findings) == 4
+
+
+def test_points_too_few_to_test_a_line_are_said(outcome: Outcome) -> None:
+    assert outcome.findings[4] == (
+        "3 points lie on or near any line: set throughput.accum_steps to at least 4 to see whether the model holds."
+    )
+
+
+def test_what_speaks_against_relying_on_the_times_is_said(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(timer: timing.Timer, accumulator: Accumulator, window: Sequence[Batch]) -> timing.TimedStep:
+        del timer
+        return timing.TimedStep(accumulator.step(window), 3.0 if len(window) == 2 else 0.2 * len(window) + 0.5)
+
+    monkeypatch.setattr(timing.Timer, "timed", noisy)
+    monkeypatch.setattr(timing, "BUSY", 2.0)  # so that no visit had enough of a CPU
+    monkeypatch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device: 1.0)
+    said = measure(config(accum_steps=[1, 2, 3, 5]), setup).findings[4:]
+    assert [sentence.split()[0] for sentence in said] == ["The", "Residuals", "Over"]
+    assert "That is most of them: measure again on a quieter machine." in said[0]
+
+
+def test_one_round_in_a_time_that_was_too_short_for_more_is_said(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    time_points = sweep.time_points
+    monkeypatch.setattr(sweep, "time_points", lambda *args, **given: time_points(*args, **{**given, "repeats": 1}))
+    assert any("left time for one round alone" in finding for finding in measure(config(), setup).findings)
+
+
 def test_the_findings_say_where_it_flattens_and_what_the_optimizer_s_share_is(outcome: Outcome) -> None:
     said = "\n".join(outcome.findings)
     assert f"flattens at effective batch {outcome.metrics['flattens_at_effective_batch']}" in said
@@ -193,6 +238,10 @@ def test_more_micro_batches_than_an_epoch_go_through_it_again(make_setup: Callab
         ({"accum_steps": [2]}, "throughput.accum_steps = .* is not allowed"),
         ({"accum_steps": [2, 2]}, "accum_steps holds 2 more than once"),
         ({"seconds": 0}, "throughput.seconds = 0 is not allowed"),
+        ({"accum_steps": [1, 10**9]}, "throughput.accum_steps.1 = 1000000000 .* less than or equal to 1048576"),
+        ({"micro_batch": 10**9}, "throughput.micro_batch = 1000000000 .* less than or equal to 65536"),
+        ({"num_steps": 10**9}, "throughput.num_steps = 1000000000 .* less than or equal to 10000"),
+        ({"repeats": 10**9}, "throughput.repeats = 1000000000 .* less than or equal to 100"),
     ],
 )
 def test_a_value_that_cannot_be_right_is_refused(changes: dict[str, Any], said: str) -> None:

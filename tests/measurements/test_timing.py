@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 
+from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import BatchPlan
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.setup import Setup
-from gradaccum.measurements.timing import TimedStep, Timer, Visit, repeat_disturbed, shuffled_rounds, visit_all, within
+from gradaccum.measurements.timing import (
+    Point,
+    TimedStep,
+    Timer,
+    Visit,
+    repeat_disturbed,
+    shuffled_rounds,
+    visit_all,
+    within,
+)
 
 PLAN = BatchPlan(12, 4)
 FINE = BatchPlan(12, 1)
@@ -92,6 +102,11 @@ def test_a_point_s_spread_is_that_of_its_rounds_medians() -> None:
     assert point.round_spread == pytest.approx(0.1 / 1.1)
 
 
+def test_samples_a_second_are_those_of_the_median_step_which_one_slow_step_does_not_move() -> None:
+    point = Point(PLAN, (visit(2.0, 2.0, 90.0), visit(2.0, 2.0)), disturbed=0)
+    assert point.samples_per_sec == pytest.approx(12 / 0.002)
+
+
 def iter_visits() -> Iterator[Visit]:
     yield from ()
 
@@ -105,13 +120,49 @@ def test_every_point_takes_fewer_steps_where_it_does_not_and_none_takes_no_step(
     fewer = within(1.5, expected, {PLAN: 25, FINE: 5}, repeats=3)
     assert 1 <= fewer[FINE] < 5
     assert 1 <= fewer[PLAN] < 25
-    assert 3 * sum((2 + count) * expected[plan] for plan, count in fewer.items()) <= 1.5
-    assert within(0.5, expected, {PLAN: 25, FINE: 5}, repeats=3) == {PLAN: 1, FINE: 1}
+    warm_up = 2 * 2 * (0.01 / 3 + 0.1 / 12)
+    assert 3 * (warm_up + sum(count * expected[plan] for plan, count in fewer.items())) <= 1.5
+    assert within(0.2, expected, {PLAN: 25, FINE: 5}, repeats=3) == {PLAN: 1, FINE: 1}
 
 
-def test_a_time_in_which_not_every_point_can_be_seen_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"takes about 0\.3 s, warm-up included, more than seconds=0\.1\. Raise"):
-        within(0.1, {PLAN: 0.01, FINE: 0.1}, {PLAN: 25, FINE: 5}, repeats=3)
+def test_a_time_in_which_not_every_point_can_be_seen_is_refused_with_one_in_which_all_can() -> None:
+    with pytest.raises(
+        ConfigError, match=r"takes about 2\.9 s, .* leaves 1\.0 s\. Set it to 18 for all 3 rounds, to 6"
+    ) as it:
+        within(1.0, {PLAN: 0.1, FINE: 2.0}, {PLAN: 25, FINE: 5}, repeats=3)
+    assert str(it.value).endswith("longest (micro-batch x N): 1 x 12, 4 x 3.")
+    within(5, {PLAN: 0.1, FINE: 2.0}, {PLAN: 25, FINE: 5}, repeats=3)
+
+
+def test_a_sweep_that_cannot_be_timed_is_known_from_its_smallest_micro_batches(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [BatchPlan(64, micro) for micro in (16, 1, 4, 64)]
+    timer = Timer(Bench.prepare(setup), setup.optimizers.settings("sgd"), dict.fromkeys(plans, 1))
+    tried: list[int] = []
+
+    def a_second_a_sample(plan: BatchPlan, num_steps: int) -> Visit:
+        tried.append(plan.micro_batch)
+        return visit(*[1000.0 * plan.effective_batch] * num_steps)
+
+    monkeypatch.setattr(timer, "visit", a_second_a_sample)
+    assert timer.expected_seconds(plans, at_most=100) == dict.fromkeys(plans, 64)
+    assert tried == [1, 4]
+    assert timer.expected_seconds(plans, at_most=1000) == dict.fromkeys(plans, 64)
+    assert tried[2:] == [1, 4, 16, 64]
+
+
+def test_what_warms_up_is_short_however_many_micro_batches_a_step_has(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    step = Accumulator.step
+    monkeypatch.setattr(Accumulator, "step", lambda self, window: lengths.append(len(window)) or step(self, window))
+    timer = Timer(Bench.prepare(setup), setup.optimizers.settings("sgd"), {FINE: 2, BatchPlan(4, 4): 2})
+    timer.visit(FINE, 2)
+    assert lengths == [2, 2, 12, 12]
+    timer.visit(BatchPlan(4, 4), 2)
+    assert lengths[4:] == [1, 1, 1, 1]
 
 
 def test_a_visit_times_whole_steps_each_after_the_last(setup: Setup) -> None:

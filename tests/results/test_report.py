@@ -27,7 +27,7 @@ TIMES = {"median_step_ms": 2.0, "step_ms_low": 1.9, "step_ms_high": 2.2, "fitted
 DIFFS = {"grad_rel_diff_float64": 1e-16, "max_grad_diff": 0.0}
 MISTAKE = {"grad_norm_ratio": 8.0, "param_diff_step1": 0.125, "final_loss": None, "diverged_at_step": 4}
 RIGHT = {"grad_norm_ratio": 1.0, "param_diff_step1": 0.0, "final_loss": 0.25, "diverged_at_step": None}
-THROUGHPUT = {"samples_per_sec": 10.0, "avg_loss": 0.5, **TIMES}
+THROUGHPUT = {"samples_per_sec": 10.0, "avg_loss": 0.5, "step_share": 0.5, **TIMES}
 
 
 ARM = {

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gradaccum.results.outcome import Outcome
     from gradaccum.results.step_costs import StepCosts
 
-COUNT = click.IntRange(min=1)
+SAMPLES = click.IntRange(1, 2**30)
 
 
 @click.command()
-@click.option("--effective-batch", required=True, type=COUNT, help="Samples of an optimizer step, over all ranks.")
+@click.option("--effective-batch", required=True, type=SAMPLES, help="Samples of an optimizer step, over all ranks.")
 @click.option("--memory", required=True, help="What each rank has: 8GiB, 24GB, 512MiB.")
-@click.option("--world-size", default=1, show_default=True, type=COUNT, help="Data-parallel ranks.")
+@click.option("--world-size", default=1, show_default=True, type=SAMPLES, help="Data-parallel ranks.")
 @click.option("--workload", help="As workload.name in params.yaml, which is the default.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True, help="Of the memory.")
 def plan(effective_batch: int, memory: str, world_size: int, workload: str | None, device: str) -> None:
@@ -27,10 +26,13 @@ def plan(effective_batch: int, memory: str, world_size: int, workload: str | Non
     Memory is predicted without running; times are those that the throughput stage measured last. Run it in the
     project's root.
     """
-    from gradaccum.config import read_params, section, shared  # noqa: PLC0415 (takes as long as all of --help may)
+    from rich.console import Console  # noqa: PLC0415 (takes as long as all of --help may)
+
+    from gradaccum.config import read_params, section, shared  # noqa: PLC0415 - likewise
     from gradaccum.measurements.plan import Config, measure  # noqa: PLC0415 - likewise
     from gradaccum.measurements.setup import Setup  # noqa: PLC0415 - likewise
     from gradaccum.results.sizes import parse_bytes  # noqa: PLC0415 - likewise
+    from gradaccum.results.terminal import show  # noqa: PLC0415 - likewise
     from gradaccum.workloads.choice import WorkloadChoice  # noqa: PLC0415 - likewise
 
     asked = {
@@ -44,7 +46,7 @@ def plan(effective_batch: int, memory: str, world_size: int, workload: str | Non
     setup = shared(params, Setup)
     if workload:
         setup = replace(setup, workload=WorkloadChoice.parse({**params["workload"], "name": workload}))
-    show(measure(config, setup, costs=measured_costs()))
+    show(measure(config, setup, costs=measured_costs()), Console(highlight=False))
 
 
 def measured_costs() -> StepCosts | None:
@@ -58,23 +60,3 @@ def measured_costs() -> StepCosts | None:
         )
     except ResultFileError:
         return None
-
-
-def cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def show(outcome: Outcome) -> None:
-    """The ranked table and what explains it."""
-    from rich.console import Console  # noqa: PLC0415 - likewise
-    from rich.table import Table  # noqa: PLC0415 - likewise
-
-    console = Console(highlight=False)
-    table = Table(*outcome.summary[0])
-    for row in outcome.summary:
-        table.add_row(*map(cell, row.values()))
-    console.print(table)
-    for finding in outcome.findings:
-        console.print(f"- {finding}", markup=False, soft_wrap=True)

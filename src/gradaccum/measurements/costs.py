@@ -77,6 +77,10 @@ class Fitted:
     def flattens_at(self) -> int:
         return self.micro_batch * self.best.flattens_at_accum_steps()
 
+    @property
+    def flattens_interval(self) -> Percentiles | None:
+        return self.interval(lambda each: self.micro_batch * each.flattens_at_accum_steps())
+
     def interval(self, of: Callable[[StepTimeFit], float]) -> Percentiles | None:
         """Of something that a fit says; None where a point has none."""
         return Percentiles.of(of(fit) for fit in self.replicates) if self.replicates else None

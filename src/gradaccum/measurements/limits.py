@@ -15,7 +15,7 @@ from gradaccum.measurements.bench import Bench
 MATRIX = {"cpu": 1024, "cuda": 8192}
 """Width of the square matrices: past the caches' influence, and multiplied in some hundredths of a second."""
 
-TRIES = 5
+TRIES = 10
 
 Shape = Sequence[int]
 

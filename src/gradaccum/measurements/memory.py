@@ -10,15 +10,19 @@ from pydantic.dataclasses import dataclass
 from gradaccum.measurements.setup import (
     STRICT,
     OptimizerName,
-    PositiveInt,
     Progress,
     Setup,
     no_progress,
     require_distinct,
 )
+from gradaccum.results.sizes import MemoryBytes
 
 if TYPE_CHECKING:
     from gradaccum.results.outcome import Outcome
+
+MicroBatch = Annotated[int, Field(strict=True, ge=1, le=2**24)]
+AccumSteps = Annotated[int, Field(strict=True, ge=1, le=1024)]
+"""Every micro-batch of a window is gone through twice."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -34,11 +38,11 @@ class Config:
         budget_device: where that memory is; it need not be here.
     """
 
-    micro_batch: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    accum_steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    micro_batch: Annotated[tuple[MicroBatch, ...], Field(min_length=1)]
+    accum_steps: Annotated[tuple[AccumSteps, ...], Field(min_length=1)]
     optimizer: OptimizerName
-    precision: Literal["float32", "bf16"]
-    budget_bytes: PositiveInt
+    precision: Literal["float32", "bf16", "fp16"]
+    budget_bytes: MemoryBytes
     budget_device: Literal["cpu", "cuda"]
 
     def __post_init__(self) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from gradaccum.errors import ConfigError
-from gradaccum.measurements.setup import STRICT, PositiveInt, Progress, Setup, divisors, no_progress
+from gradaccum.measurements.setup import STRICT, Progress, Setup, divisors, no_progress
+from gradaccum.results.sizes import MemoryBytes
 
 if TYPE_CHECKING:
     from gradaccum.results.outcome import Outcome
     from gradaccum.results.step_costs import StepCosts
+
+MOST_SAMPLES = 2**30
+"""Of one optimizer step: tensors of more could not be described."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -25,10 +31,10 @@ class Config:
         world_size: data-parallel ranks.
     """
 
-    target_effective_batch: PositiveInt
-    memory_bytes: PositiveInt
+    target_effective_batch: Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
+    memory_bytes: MemoryBytes
     memory_device: Literal["cpu", "cuda"]
-    world_size: PositiveInt
+    world_size: Annotated[int, Field(strict=True, ge=1, le=MOST_SAMPLES)]
 
     def __post_init__(self) -> None:
         target, ranks = self.target_effective_batch, self.world_size
@@ -50,6 +56,22 @@ class Config:
         """Sizes that cut a rank's share equally: of its divisors the largest of each doubling."""
         by_doubling = {size.bit_length(): size for size in divisors(self.target_effective_batch // self.world_size)}
         return sorted(by_doubling.values())
+
+    def better_cut(self) -> str | None:
+        """What to say where a rank's share has few divisors, a prime above all, and a number nearby has many."""
+        share = self.target_effective_batch // self.world_size
+        if 2 * len(self.micro_batches()) > share.bit_length():
+            return None
+        round_number = 2 ** max(0, share.bit_length() - 3)
+        nearby = self.world_size * round_number * round(share / round_number)
+        return (
+            f"{share} samples a rank are cut equally by micro-batches of {_listed(divisors(share))} alone; a target of "
+            f"{nearby} leaves more choice."
+        )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(str(each) for each in numbers[:-1]) + f" or {numbers[-1]}"
 
 
 def measure(

@@ -14,12 +14,18 @@ PAYS = 0.03
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to reach the target, with what is predicted of it; `step_ms` is None where no times were measured."""
+    """One way to reach the target, with what is predicted of it.
+
+    Attributes:
+        input_bytes: of the predicted ones, the samples of the step themselves.
+        step_ms: None where no times were measured.
+    """
 
     effective_batch: int
     micro_batch: int
     world_size: int
     predicted_bytes: int
+    input_bytes: int
     step_ms: float | None
 
     @property
@@ -68,27 +74,38 @@ class Ranking:
 
     def reason(self, each: Candidate) -> str:
         """Why a candidate stands where it stands."""
-        chosen = self.chosen
         if not each.fits(self.memory_bytes):
-            return f"does not fit {shown_bytes(self.memory_bytes)} less {HEADROOM:.0%} headroom"
+            return "does not fit"
+        if each is self.chosen:
+            return f"proposed: {self._why_chosen()}"
         if each.step_ms is None:
-            return "the largest that fits" if each is chosen else "fits; smaller than it need be"
-        if each is chosen:
-            return f"within {PAYS:.0%} of the fastest, the smallest such micro-batch"
-        gain = each.speed / chosen.speed
-        if each.micro_batch > chosen.micro_batch:
-            memory = each.predicted_bytes / chosen.predicted_bytes
-            return f"fits, but {gain - 1:+.1%} samples/s for {memory:.2g} times the memory"
-        return f"fits, but takes {1 / gain:.2g} times as long"
+            return "fits, smaller than need be"
+        gain = each.speed / self.chosen.speed
+        if each.micro_batch < self.chosen.micro_batch:
+            return f"takes {1 / gain:.2g}x as long"
+        memory = each.predicted_bytes / self.chosen.predicted_bytes
+        faster = "no faster" if abs(gain - 1) < 5e-4 else f"{gain - 1:+.1%} speed"
+        return faster if memory < 1.05 else f"{faster}, {memory:.2g}x memory"
+
+    def _why_chosen(self) -> str:
+        if self.chosen.step_ms is None:
+            return "the largest that fits"
+        best = max(each.speed for each in self.ranked if each.fits(self.memory_bytes))
+        lost = 1 - self.chosen.speed / best
+        return f"{lost:.1%} off fastest" if lost else "the fastest"
 
 
 def _does_not_fit(least: Candidate, memory_bytes: int) -> ConfigError:
     needed = int(least.predicted_bytes / (1 - HEADROOM)) + 1
+    cut = f"micro_batch={least.micro_batch}, accum_steps={least.accum_steps}, world_size={least.world_size}"
+    remedy = (
+        "Most of it are the step's own samples, so a smaller target or more ranks help."
+        if 2 * least.input_bytes > least.predicted_bytes
+        else "More ranks or steps change nothing in that; a smaller model, or an optimizer with less state, does."
+    )
     return ConfigError(
-        f"no plan fits: the one that takes least, micro_batch={least.micro_batch}, needs "
-        f"{shown_bytes(least.predicted_bytes)}, and "
-        f"{shown_bytes(memory_bytes)} less {HEADROOM:.0%} headroom leave {shown_bytes((1 - HEADROOM) * memory_bytes)}. "
-        f"More ranks or accumulation steps change nothing in that. Nearest that works: {needed} bytes "
-        f"({shown_bytes(needed)}) with micro_batch={least.micro_batch}, accum_steps={least.accum_steps}, "
-        f"world_size={least.world_size}; or a smaller model, or an optimizer with less state."
+        f"no plan fits: the one that takes least, {cut}, needs {shown_bytes(least.predicted_bytes)}, and "
+        f"{shown_bytes(memory_bytes)} less {HEADROOM:.0%} headroom leave "
+        f"{shown_bytes((1 - HEADROOM) * memory_bytes)}. {remedy} Nearest that works: {needed} bytes "
+        f"({shown_bytes(needed)}) with {cut}."
     )

@@ -17,13 +17,14 @@ from gradaccum.results.outcome import Outcome
 def sweep(config: Config, setup: Setup, progress: Progress) -> Outcome:
     """See `gradaccum.measurements.throughput.measure`."""
     bench = Bench.prepare(setup)
-    curve = [BatchPlan(config.micro_batch * steps, config.micro_batch) for steps in config.accum_steps]
-    frontier = [BatchPlan(config.frontier.effective_batch, micro) for micro in config.frontier.micro_batch]
+    curve = [BatchPlan(config.micro_batch * steps, config.micro_batch) for steps in sorted(config.accum_steps)]
+    frontier = [BatchPlan(config.frontier.effective_batch, micro) for micro in sorted(config.frontier.micro_batch)]
     steps = dict.fromkeys(frontier, config.frontier.num_steps) | dict.fromkeys(curve, config.num_steps)
     timer = Timer(bench, setup.optimizers.settings(config.optimizer), steps)
+    before = matmul_peak_flops_per_sec(bench.device)
     points = time_points(timer, steps, progress, repeats=config.repeats, seconds=config.seconds, seed=setup.seed)
     limit = Limit(
-        matmul_peak_flops_per_sec(bench.device),
+        max(before, matmul_peak_flops_per_sec(bench.device)),
         {micro: flops_of_micro_batch(bench, prepared[0]) for micro, prepared in timer.prepared.items()},
     )
     measured = {

@@ -12,7 +12,6 @@ from gradaccum.measurements.setup import (
     STRICT,
     OptimizerName,
     PositiveFloat,
-    PositiveInt,
     Progress,
     Setup,
     divisors,
@@ -22,6 +21,12 @@ from gradaccum.measurements.setup import (
 
 if TYPE_CHECKING:
     from gradaccum.results.outcome import Outcome
+
+MicroBatch = Annotated[int, Field(strict=True, ge=1, le=2**16)]
+"""Its samples are made before the clock starts, one by one."""
+
+AccumSteps = Annotated[int, Field(strict=True, ge=1, le=2**20)]
+NumSteps = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -34,9 +39,9 @@ class Frontier:
         num_steps: optimizer steps a point, in each round.
     """
 
-    effective_batch: PositiveInt
-    micro_batch: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    num_steps: PositiveInt
+    effective_batch: Annotated[int, Field(strict=True, ge=1, le=2**24)]
+    micro_batch: Annotated[tuple[MicroBatch, ...], Field(min_length=1)]
+    num_steps: NumSteps
 
     def __post_init__(self) -> None:
         require_distinct("micro_batch", self.micro_batch)
@@ -63,11 +68,11 @@ class Config:
         optimizer: which one steps.
     """
 
-    micro_batch: PositiveInt
-    accum_steps: Annotated[tuple[PositiveInt, ...], Field(min_length=2)]
-    num_steps: PositiveInt
+    micro_batch: MicroBatch
+    accum_steps: Annotated[tuple[AccumSteps, ...], Field(min_length=2)]
+    num_steps: NumSteps
     frontier: Frontier
-    repeats: PositiveInt
+    repeats: Annotated[int, Field(strict=True, ge=1, le=100)]
     seconds: PositiveFloat
     optimizer: OptimizerName
 

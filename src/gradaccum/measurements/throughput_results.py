@@ -1,4 +1,4 @@
-"""The throughput measurement's results: headline, curve, frontier, and the sentences that explain them."""
+"""The throughput measurement's results: headline, curve and frontier."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from gradaccum.engine.batching import BatchPlan
 from gradaccum.measurements.costs import Costs, Measured
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config
+from gradaccum.measurements.throughput_findings import findings
 from gradaccum.measurements.timing import TimedStep
 from gradaccum.results.curve import Curve
-from gradaccum.results.fits import Percentiles, ends
+from gradaccum.results.fits import ends
 from gradaccum.results.outcome import Outcome, Row, StepSeries
+from gradaccum.results.sizes import grouped
 
 
 def outcome(costs: Costs, config: Config, setup: Setup) -> Outcome:
@@ -44,7 +46,7 @@ def headline(costs: Costs, both: Sequence[Measured]) -> dict[str, Any]:
         "max_rel_residual": best.max_rel_residual,
         "extrapolation_error": fit.extrapolation_error,
         "flattens_at_effective_batch": fit.flattens_at,
-        **ends("flattens_at_effective_batch", flattens_interval(costs)),
+        **ends("flattens_at_effective_batch", fit.flattens_interval),
         "matmul_peak_gflops": costs.limit.peak_flops_per_sec / 1e9,
         "max_mfu": max(each.mfu for each in both),
         "frontier_fastest_micro_batch": fastest.plan.micro_batch,
@@ -52,10 +54,6 @@ def headline(costs: Costs, both: Sequence[Measured]) -> dict[str, Any]:
         / min(each.ms for each in costs.frontier),
         "disturbed_visits": sum(each.point.disturbed for each in both),
     }
-
-
-def flattens_interval(costs: Costs) -> Percentiles | None:
-    return costs.fit.interval(lambda each: costs.fit.micro_batch * each.flattens_at_accum_steps())
 
 
 def point(each: Measured, costs: Costs, config: Config) -> Row:
@@ -122,7 +120,7 @@ def row(each: Measured, costs: Costs) -> Row:
     return {
         "effective batch": plan.effective_batch,
         "micro x N": f"{plan.micro_batch} x {plan.accum_steps}",
-        "samples/s": each.point.samples_per_sec,
+        "samples/s": grouped(each.point.samples_per_sec),
         "median step ms": each.ms,
         "95 % interval": f"{interval.low:.4g}..{interval.high:.4g}" if interval else None,
         "once a step": f"{costs.fit.best.step_share(plan.accum_steps):.0%}" if fitted else None,
@@ -150,71 +148,6 @@ def step_row(plan: BatchPlan, number: int, step: TimedStep) -> Row:
         "wall_ms": step.wall_ms,
         "sync_calls": step.result.sync_calls,
     }
-
-
-def findings(costs: Costs, both: Sequence[Measured], config: Config) -> Iterator[str]:
-    yield flattening(costs, config)
-    yield step_time(costs)
-    yield frontier(costs)
-    yield utilization(costs)
-    disturbed = sum(each.point.disturbed for each in both)
-    visits = sum(len(each.point.visits) for each in both)
-    if disturbed:
-        yield (
-            f"The machine disturbed {disturbed} of {visits} visits (this process had too little of a CPU, or a median "
-            "was shifted); they were timed again while seconds allowed."
-            + (" That is most of them: measure again on a quieter machine." if disturbed > visits / 2 else "")
-        )
-
-
-def flattening(costs: Costs, config: Config) -> str:
-    fit = costs.fit
-    steps = fit.best.flattens_at_accum_steps()
-    reach = "" if steps <= max(config.accum_steps) else ", beyond the points measured here"
-    interval = flattens_interval(costs)
-    between = f"; 95 % interval {interval.low:.0f} to {interval.high:.0f}" if interval else ""
-    return (
-        f"The curve flattens at effective batch {fit.flattens_at} (N={steps}{reach}{between}): from there, samples/s "
-        f"are within 5 % of the asymptote, {fit.best.asymptotic_samples_per_sec(fit.micro_batch):.0f}."
-    )
-
-
-def step_time(costs: Costs) -> str:
-    best = costs.fit.best
-    plans = [each.plan.accum_steps for each in costs.curve]
-    shares = ", ".join(f"{best.step_share(steps):.0%} at N={steps}" for steps in sorted(plans))
-    missed = costs.fit.extrapolation_error
-    seen = "" if missed is None else f", and fitted on the smaller half, it misses the largest by {missed:+.1%}"
-    return (
-        f"Step time = N x {best.t_micro_ms:.3g} ms + {best.t_step_ms:.3g} ms (residuals to "
-        f"{best.max_rel_residual:.1%}{seen}). What is paid once a step, the optimizer above all, is {shares} of it: "
-        "that is what a larger N saves, and all of it."
-    )
-
-
-def frontier(costs: Costs) -> str:
-    fastest = min(costs.frontier, key=lambda each: each.ms)
-    slowest = max(costs.frontier, key=lambda each: each.ms)
-    largest = max(costs.frontier, key=lambda each: each.plan.micro_batch)
-    beyond = (
-        f"; beyond it, micro-batch {largest.plan.micro_batch} takes {largest.ms:.3g} ms" if largest != fastest else ""
-    )
-    return (
-        f"At effective batch {fastest.plan.effective_batch}, micro-batches of {fastest.plan.micro_batch} are fastest, "
-        f"{fastest.ms:.3g} ms a step{beyond}; micro-batches of {slowest.plan.micro_batch} take {slowest.ms:.3g} ms, "
-        f"{slowest.ms / fastest.ms:.1f} times as long."
-    )
-
-
-def utilization(costs: Costs) -> str:
-    peak = costs.limit.peak_flops_per_sec / 1e9
-    at_most = max(costs.frontier, key=lambda each: each.mfu)
-    curve = max(costs.curve, key=lambda each: each.mfu)
-    return (
-        f"Large matrix products reach {peak:.0f} GFLOP/s here with these threads. Micro-batches of "
-        f"{curve.plan.micro_batch} use {curve.mfu:.1%} of that at N={curve.plan.accum_steps}, those of "
-        f"{at_most.plan.micro_batch} {at_most.mfu:.1%}: no larger N closes that gap, only a larger micro-batch can."
-    )
 
 
 def failures(both: Sequence[Measured]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ Visited = TypeVar("Visited")
 
 WARM_UP = 2
 """Untimed steps before the timed ones of a visit: they pay for first allocations and the optimizer's state."""
+
+SHORT = 2
+"""Micro-batches of an untimed step, at most: the second one adds to a gradient that is there, as all later ones do."""
 
 BUSY = 0.85
 """Share of a visit's wall time that this thread had a CPU; below it, others had it too often."""
@@ -88,7 +92,8 @@ class Point:
 
     @property
     def samples_per_sec(self) -> float:
-        return 1000 * sum(step.result.samples for step in self.steps) / sum(step.wall_ms for step in self.steps)
+        """At the median step, which a few disturbed ones do not move."""
+        return 1000 * self.plan.effective_batch / self.median_step_ms
 
     @property
     def sync_calls(self) -> int:
@@ -106,7 +111,7 @@ class Timer:
         self.bench, self.settings = bench, settings
         self.prepared = {micro: prepare(bench, micro, steps) for micro in {plan.micro_batch for plan in steps}}
 
-    def visit(self, plan: BatchPlan, num_steps: int, *, warm_up: int = WARM_UP) -> Visit:
+    def visit(self, plan: BatchPlan, num_steps: int) -> Visit:
         model = self.bench.model()
         accumulator = Accumulator(
             model,
@@ -114,12 +119,13 @@ class Timer:
             self.bench.workload.objective,
             clip_norm=self.settings.clip_norm,
         )
-        prepared = windows(cycle(self.prepared[plan.micro_batch]), plan.accum_steps)
-        for _ in range(warm_up):
-            accumulator.step(next(prepared))
+        prepared = self.prepared[plan.micro_batch]
+        for _ in range(WARM_UP):
+            accumulator.step((prepared * SHORT)[: min(SHORT, plan.accum_steps)])
+        following = windows(cycle(prepared), plan.accum_steps)
         with quiet():
             wall, cpu = perf_counter(), thread_time()
-            steps = tuple(self.timed(accumulator, next(prepared)) for _ in range(num_steps))
+            steps = tuple(self.timed(accumulator, next(following)) for _ in range(num_steps))
             share = (thread_time() - cpu) / (perf_counter() - wall)
         return Visit(plan, steps, share if self.bench.device.type == "cpu" else 1.0)
 
@@ -135,18 +141,25 @@ class Timer:
         if self.bench.device.type == "cuda":
             torch.cuda.synchronize(self.bench.device)
 
-    def expected_seconds(self, plans: Sequence[BatchPlan]) -> dict[BatchPlan, float]:
-        """A guess at each plan's step, from one window of two micro-batches of each size."""
-        per_micro = {
-            micro: self.visit(BatchPlan(2 * micro, micro), 1, warm_up=1).wall_ms[0] / 2000
-            for micro in {plan.micro_batch for plan in plans}
-        }
+    def expected_seconds(self, plans: Sequence[BatchPlan], *, at_most: float) -> dict[BatchPlan, float]:
+        """A guess at each plan's step, from one window of two micro-batches of each size, the smallest first.
+
+        Sizes are tried until what they ask for exceeds `at_most`; the larger ones then take as long a sample.
+        """
+        per_micro: dict[int, float] = {}
+        asked = 0.0
+        for micro in sorted({plan.micro_batch for plan in plans}):
+            if asked <= at_most:
+                last, per_micro[micro] = micro, self.visit(BatchPlan(SHORT * micro, micro), 1).wall_ms[0] / 1000 / SHORT
+            else:
+                per_micro[micro] = per_micro[last] * micro / last
+            asked += sum(plan.accum_steps * per_micro[micro] for plan in plans if plan.micro_batch == micro)
         return {plan: plan.accum_steps * per_micro[plan.micro_batch] for plan in plans}
 
 
 def prepare(bench: Bench, micro: int, steps: Mapping[BatchPlan, int]) -> list[Batch]:
     """Micro-batches for the longest visit of that size, at most an epoch of them, which is then gone through again."""
-    longest = max((WARM_UP + count) * plan.accum_steps for plan, count in steps.items() if plan.micro_batch == micro)
+    longest = max(count * plan.accum_steps for plan, count in steps.items() if plan.micro_batch == micro)
     number = min(longest, max(1, len(bench.workload.train) // micro))
     return [bench.micro_batch(indices) for indices in consecutive(bench.order(number * micro), micro)]
 
@@ -156,7 +169,8 @@ def time_points(
 ) -> list[Point]:
     """Visit every plan `repeats` times, for at most `seconds` (but every plan once), then repeat what was disturbed."""
     end = perf_counter() + seconds
-    steps = within(seconds, timer.expected_seconds(list(steps)), steps, repeats=repeats)
+    expected = timer.expected_seconds(list(steps), at_most=seconds)
+    steps = within(end - perf_counter(), expected, steps, repeats=repeats)
     order = progress(shuffled_rounds(list(steps), repeats, seed=seed), "throughput")
     return visit_all(order, lambda plan: timer.visit(plan, steps[plan]), lambda: perf_counter() < end)
 
@@ -178,15 +192,22 @@ def within(
     Raises:
         ConfigError: one round of one step each would take longer already.
     """
-    least = sum((WARM_UP + 1) * expected[plan] for plan in steps)
+    warm_up = sum(WARM_UP * min(SHORT, plan.accum_steps) / plan.accum_steps * each for plan, each in expected.items())
+    least = warm_up + sum(expected.values())
     if least > seconds:
         raise ConfigError(
-            f"throughput: one step at every point takes about {least:.1f} s, warm-up included, more than "
-            f"seconds={seconds:g}. Raise seconds, or leave out the points of the smallest micro-batches."
+            f"throughput: one step at every point takes about {least:.1f} s, warm-up included, but throughput.seconds "
+            f"leaves {max(0.0, seconds):.1f} s. Set it to {math.ceil(2 * repeats * least)} for all {repeats} rounds, "
+            f"to {math.ceil(2 * least)} for one, or leave out the points that take longest (micro-batch x N): "
+            f"{', '.join(f'{each.micro_batch} x {each.accum_steps}' for each in slowest(expected))}."
         )
     timed = repeats * sum(count * expected[plan] for plan, count in steps.items())
-    share = (seconds - repeats * WARM_UP * sum(expected.values())) / timed
+    share = (seconds - repeats * warm_up) / timed
     return {plan: max(1, min(count, int(count * share))) for plan, count in steps.items()}
+
+
+def slowest(expected: Mapping[BatchPlan, float]) -> list[BatchPlan]:
+    return sorted(expected, key=lambda plan: -expected[plan])[:3]
 
 
 def shuffled_rounds(plans: Sequence[Visited], rounds: int, *, seed: int) -> list[Visited]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch
 from gradaccum.engine.objective import Objective
+from gradaccum.engine.precision import LEAST_SCALE, Precision
 from gradaccum.engine.structure import map_tensors, tensors_of
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench, make_optimizer
@@ -25,9 +27,7 @@ WINDOWS = 2
 """The first window makes the optimizer's state, the second runs beside it: no later one needs more."""
 
 MOST_REAL_SAMPLES = 16384
-"""A larger batch is predicted from its shape alone."""
-
-Precision = Literal["float32", "bf16"]
+"""A larger batch repeats these; it is predicted from its shape alone."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def predict(bench: Bench, window: Window, *, device: str | None = None) -> Peak:
     Raises:
         ConfigError: a tensor's size depends on values.
     """
-    batch = sample_batch(bench, window.micro_batch)
+    batch = sample_batch(bench, window.micro_batch, enlarge=shape_only)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), OneForEveryNumber():  # type: ignore[no-untyped-call]
             return _tallied(bench, batch, window, block=_block(device or bench.device.type))
@@ -75,20 +75,27 @@ def observe(setup: Setup, window: Window) -> Seen:
     """The same window for real; call it in a process of its own, whose peak is then the window's."""
     bench = Bench.prepare(setup)
     give_freed_memory_back()  # before anything is allocated that is looked at later
-    batch = sample_batch(bench, window.micro_batch)
+    batch = sample_batch(bench, window.micro_batch, enlarge=repeated)
     _run(bench, map_tensors(batch, lambda tensor: tensor[:1]), replace(window, accum_steps=1))
+    gc.collect()  # or the baseline holds what the first window left in cycles
     process, device = ProcessPeak(), DevicePeak(bench.device)
     _run(bench, batch, window)
     seen = process.above(), device.above()
     return Seen(_tallied(bench, batch, window, block=_block(bench.device.type)), *seen)
 
 
-def sample_batch(bench: Bench, samples: int) -> Batch:
-    """Training samples as one batch; beyond `MOST_REAL_SAMPLES`, only the shape of one (on the meta device)."""
+def sample_batch(bench: Bench, samples: int, *, enlarge: Callable[[Tensor, int], Tensor]) -> Batch:
+    """Training samples as one batch; those beyond `MOST_REAL_SAMPLES` are what `enlarge` makes of each tensor."""
     batch = bench.micro_batch(bench.order(min(samples, MOST_REAL_SAMPLES)))
-    if samples <= MOST_REAL_SAMPLES:
-        return batch
-    return map_tensors(batch, lambda tensor: tensor.new_empty((samples, *tensor.shape[1:]), device="meta"))
+    return batch if samples <= MOST_REAL_SAMPLES else map_tensors(batch, lambda tensor: enlarge(tensor, samples))
+
+
+def shape_only(tensor: Tensor, samples: int) -> Tensor:
+    return tensor.new_empty((samples, *tensor.shape[1:]), device="meta")
+
+
+def repeated(tensor: Tensor, samples: int) -> Tensor:
+    return tensor[torch.arange(samples, device=tensor.device) % len(tensor)]
 
 
 def _tallied(bench: Bench, batch: Batch, window: Window, *, block: int) -> Peak:
@@ -112,6 +119,8 @@ def _run(bench: Bench, batch: Batch, window: Window, *, tally: Tally | None = No
     accumulator = Accumulator(
         model, optimizer, objective, clip_norm=window.settings.clip_norm, precision=window.precision
     )
+    if accumulator.loss_scale:
+        accumulator.loss_scale.value = LEAST_SCALE  # a step skipped on overflow would make no optimizer state
     for _ in range(WINDOWS):
         accumulator.step(micro_batches)
 

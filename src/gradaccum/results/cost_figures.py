@@ -3,98 +3,171 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gradaccum.results.canvas import column, finish, log2, new_axes
-from gradaccum.results.curve import Curve
+from gradaccum.results.canvas import PALETTE, column, finish, log2, new_axes
+from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Row, Table
-from gradaccum.results.sizes import shown_bytes
+from gradaccum.results.sizes import grouped, shown_bytes
 
 Tables = Mapping[str, Table]
 
-MEMORY_KINDS = ("parameters", "gradients", "optimizer_state", "inputs", "activations", "temporaries")
+MIB = 2**20
+
+MEMORY_KINDS = {  # with what tells them apart without colours
+    "parameters": "",
+    "gradients": "//",
+    "optimizer_state": "..",
+    "inputs": "",
+    "activations": "xx",
+    "temporaries": "\\\\",
+}
+
+SEEN = {
+    "tally_bytes": ("o", "tallied on real tensors"),
+    "process_bytes": ("x", "seen by the system"),
+    "device_bytes": ("+", "seen by the device"),
+}
+
+BESIDE: Mapping[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "fontsize": "small"}
+"""A legend that hides no data."""
+
+PLAIN = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+"""Behind a label over a line."""
 
 
 def throughput(curve: Curve, tables: Tables) -> Figure:
-    """Samples per second and step time with its fit at a fixed micro-batch; step time at a fixed effective batch."""
+    """Samples per second and step time with their fit at a fixed micro-batch; step time at a fixed effective batch."""
     figure, (rate, time, frontier) = new_axes(3)
-    for name, points in curve.series().items():
-        x = column(points, "effective_batch")
-        medians, low, high = _medians_and_ends(points)
-        per_second = [1000 * np.divide(x, each) for each in (medians, high, low)]
-        _with_interval(rate, x, *per_second, label=f"{name}, 95 % interval")
-        time.plot(x, column(points, "fitted_step_ms"), color="0.6", label="fit: N x t_micro + t_step")
-        _with_interval(time, x, medians, low, high, label="median, 95 % interval", linestyle="none")
-    rows = tables["frontier"]
-    _with_interval(frontier, _numbers(rows, "micro_batch"), *_medians_and_ends(rows), label="median, 95 % interval")
+    for points in curve.series().values():
+        _curve(rate, time, points)
     for axes in (rate, time):
         log2(axes, [point["effective_batch"] for point in curve.points])
-    log2(frontier, [int(micro) for micro in _numbers(rows, "micro_batch")])
     rate.set(ylabel="samples/s", title="Throughput saturates", ylim=(0, None))
-    time.set(yscale="log", ylabel="ms per optimizer step", title="Step time grows with N")
+    rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: grouped(value)))
+    time.set(ylabel="ms per optimizer step", title="Step time grows with N")
+    _plain_log(time, time.yaxis)
+    rows = tables["frontier"]
+    micro = _numbers(rows, "micro_batch")
+    _with_interval(frontier, micro, *_medians_and_ends(rows), label="median, 95 % interval")
+    log2(frontier, map(int, micro))
     whole = int(_numbers(rows, "effective_batch")[0])
-    frontier.set(yscale="log", ylabel="ms per optimizer step", title=f"Effective batch {whole}, cut finer")
+    frontier.set(ylabel="ms per optimizer step", title=f"{whole} samples a step, cut finer and finer")
+    _plain_log(frontier, frontier.yaxis)
     finish(figure, (rate, time), "effective batch (samples)")
+    rate.legend(loc="lower right", fontsize="small")
     return finish(figure, (frontier,), "micro-batch (samples)")
+
+
+def _curve(rate: Axes, time: Axes, points: Sequence[Point]) -> None:
+    """Points with their intervals over the fitted line, as time and as samples per second."""
+    x, fitted = column(points, "effective_batch"), column(points, "fitted_step_ms")
+    medians, low, high = _medians_and_ends(points)
+    time.plot(x, fitted, color="0.5", label="fit: N x t_micro + t_step")
+    _with_interval(time, x, medians, low, high, label="median, 95 % interval", linestyle="none")
+    asymptote = 1000 * x[-1] / fitted[-1] / (1 - points[-1]["step_share"])
+    rate.axhspan(0.95 * asymptote, asymptote, color="0.88", label=f"within 5 % of the asymptote, {grouped(asymptote)}")
+    rate.plot(x, 1000 * np.divide(x, fitted), color="0.5", label="fit")
+    ends = [1000 * np.divide(x, each) for each in (medians, high, low)]
+    _with_interval(rate, x, *ends, label="median, 95 % interval", linestyle="none")
 
 
 def memory(curve: Curve, tables: Tables) -> Figure:
     """What the peak is made of at the largest N, by micro-batch; predicted and seen peaks against N."""
     del tables
     figure, (kinds, peaks) = new_axes(2)
+    figure.set_size_inches(14, 4)
+    _kinds(kinds, curve)
+    by_size = sorted(curve.series().values(), key=lambda points: -points[0]["micro_batch"])  # as the lines lie
+    for points in by_size:
+        steps = column(points, "accum_steps")
+        label = f"predicted, micro-batch {points[0]['micro_batch']}"
+        (line,) = peaks.plot(steps, _mib(column(points, "predicted_bytes")), label=label)
+        for key, (marker, _) in SEEN.items():
+            seen = [math.nan if each[key] is None else each[key] for each in points]
+            peaks.plot(steps, _mib(seen), marker, color=line.get_color(), fillstyle="none", ms=7)
+    for key, (marker, meaning) in SEEN.items():
+        if any(each[key] is not None for each in curve.points):
+            peaks.plot([], [], marker, color="0.4", fillstyle="none", label=meaning)
+    log2(peaks, column(curve.points, "accum_steps"))
+    peaks.set(ylabel="MiB", title="Peak of a window")
+    _plain_log(peaks, peaks.yaxis)
+    finish(figure, (kinds,), "micro-batch (samples), predicted peak")
+    finish(figure, (peaks,), "accumulation steps N")
+    for axes in (kinds, peaks):
+        axes.legend(**BESIDE, reverse=axes is kinds)
+    return figure
+
+
+def _kinds(axes: Axes, curve: Curve) -> None:
+    """One bar a micro-batch, from below in the order of the legend from below."""
     most = max(point["accum_steps"] for point in curve.points)
     bars = sorted((each for each in curve.points if each["accum_steps"] == most), key=lambda each: each["micro_batch"])
     names = [f"{each['micro_batch']}\n{shown_bytes(each['predicted_bytes'])}" for each in bars]
     below = np.zeros(len(bars))
-    for kind in MEMORY_KINDS:
-        shares = np.divide(column(bars, f"{kind}_bytes"), column(bars, "predicted_bytes"))
-        kinds.bar(names, shares, bottom=below, label=kind.replace("_", " "))
+    for (kind, hatch), colour in zip(MEMORY_KINDS.items(), PALETTE, strict=False):
+        shares = 100 * np.divide(column(bars, f"{kind}_bytes"), column(bars, "predicted_bytes"))
+        label = kind.replace("_", " ")
+        axes.bar(names, shares, bottom=below, label=label, color=colour, hatch=hatch, edgecolor="white")
         below += shares
-    for name, points in curve.series().items():
-        steps = column(points, "accum_steps")
-        (line,) = peaks.plot(steps, column(points, "predicted_bytes"), label=name.partition("/")[2])
-        for key, marker in (("tally_bytes", "o"), ("process_bytes", "x"), ("device_bytes", "+")):
-            seen = [(x, each[key]) for x, each in zip(steps, points, strict=True) if each[key] is not None]
-            peaks.plot(*zip(*seen, strict=True) if seen else ((), ()), marker, color=line.get_color(), alpha=0.7)
-    log2(peaks, column(curve.points, "accum_steps"))
-    kinds.set(ylabel="share of the peak", ylim=(0, 1.5), title=f"What memory is for, N={most}")  # room for the legend
-    peaks.set(yscale="log", ylabel="bytes", title="Predicted (line), tallied (o), seen outside (x)")
-    finish(figure, (kinds,), "micro-batch (samples), predicted peak")
-    return finish(figure, (peaks,), "accumulation steps N")
+    axes.set_axisbelow(True)
+    axes.set(ylabel="% of the peak", ylim=(0, 100), title=f"What memory is for, N={most}")
 
 
 def plan(curve: Curve, tables: Tables) -> Figure:
     """Every way to reach the target: step time against memory, or memory alone where no times were measured."""
     del tables
     figure, (axes,) = new_axes(1)
+    figure.set_size_inches(7, 4.5)
     timed = curve.points[0]["predicted_step_ms"] is not None
     height = "predicted_step_ms" if timed else "accum_steps"
-    for fits, colour, label in ((True, "C0", "fits"), (False, "C3", "does not fit")):
-        some = [each for each in curve.points if each["fits"] == fits]
-        axes.plot(column(some, "predicted_bytes"), column(some, height), "o", color=colour, label=label)
-    chosen = [each for each in curve.points if each["chosen"]]
-    axes.plot(
-        column(chosen, "predicted_bytes"),
-        column(chosen, height),
-        "o",
-        ms=14,
-        mfc="none",
-        color="C2",
-        label="proposed",
-    )
+    _ways(axes, curve.points, height)
     for each in curve.points:
+        where = (each["predicted_bytes"] / MIB, each[height])
         cut = f"{each['micro_batch']} x {each['accum_steps']}"
-        axes.annotate(
-            cut, (each["predicted_bytes"], each[height]), (6, 4), textcoords="offset points", fontsize="small"
-        )
-    axes.set(xscale="log", yscale="log", ylabel="ms per optimizer step" if timed else "accumulation steps N")
-    axes.set_title(f"Effective batch {curve.points[0]['effective_batch']}: time against memory (micro-batch x N)")
-    return finish(figure, (axes,), "predicted memory (bytes)")
+        axes.annotate(cut, where, (9, 3), textcoords="offset points", fontsize="small", bbox=PLAIN)
+    axes.set(ylabel="ms per optimizer step" if timed else "accumulation steps N")
+    axes.set_title(f"{curve.points[0]['effective_batch']} samples a step, cut into micro-batch x N")
+    axes.margins(x=0.15, y=0.1)
+    _plain_log(axes, axes.xaxis)
+    _plain_log(axes, axes.yaxis)
+    finish(figure, (axes,), "predicted memory (MiB)")
+    axes.legend(**BESIDE)
+    return figure
+
+
+def _ways(axes: Axes, points: Sequence[Point], height: str) -> None:
+    axes.plot(_mib(column(points, "predicted_bytes")), column(points, height), color="0.8", zorder=0)
+    for style, label, some in (
+        ({"marker": "o", "color": PALETTE[0]}, "fits", [each for each in points if each["fits"]]),
+        ({"marker": "x", "color": PALETTE[1]}, "does not fit", [each for each in points if not each["fits"]]),
+        (
+            {"marker": "o", "ms": 13, "mfc": "none", "mew": 2, "color": PALETTE[2]},
+            "proposed",
+            [each for each in points if each["chosen"]],
+        ),
+    ):
+        if some:
+            axes.plot(_mib(column(some, "predicted_bytes")), column(some, height), linestyle="", label=label, **style)
+
+
+def _plain_log(axes: Axes, axis: Axis) -> None:
+    """A logarithmic axis whose ticks are 1, 2, 5, 10 ..., written as people write numbers."""
+    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: grouped(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _mib(sizes: Iterable[float]) -> Any:
+    return np.array(list(sizes)) / MIB
 
 
 def _medians_and_ends(rows: Iterable[Row]) -> tuple[list[float], ...]:
@@ -104,7 +177,7 @@ def _medians_and_ends(rows: Iterable[Row]) -> tuple[list[float], ...]:
 
 def _with_interval(axes: Axes, x: Any, middle: Any, low: Any, high: Any, **style: Any) -> None:
     below, above = np.subtract(middle, low), np.subtract(high, middle)
-    axes.errorbar(x, middle, yerr=[np.maximum(below, 0), np.maximum(above, 0)], marker="o", capsize=2, **style)
+    axes.errorbar(x, middle, yerr=[np.maximum(below, 0), np.maximum(above, 0)], marker="o", ms=5, capsize=4, **style)
 
 
 def _numbers(rows: Iterable[Row], key: str) -> list[float]:

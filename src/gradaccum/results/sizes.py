@@ -1,8 +1,11 @@
-"""Bytes as people read and write them, and how many of a budget to leave free."""
+"""Amounts as people read and write them, and how many bytes of a budget to leave free."""
 
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from gradaccum.errors import ConfigError
 
@@ -10,6 +13,12 @@ HEADROOM = 0.1
 """Share of a memory budget that stays free: for the allocator, and for what kernels take for themselves."""
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+LEAST, MOST = 2**16, 2**50
+"""Bytes of memory that something could be trained in."""
+
+BARE = 2**20
+"""A number below this, without a unit, was hardly meant in bytes."""
 
 
 def shown_bytes(size: float) -> str:
@@ -21,18 +30,39 @@ def shown_bytes(size: float) -> str:
     return f"{size:.4g} {UNITS[-1]}"
 
 
+def grouped(number: float) -> str:
+    """`26449.7` as `26 450`: thousands apart, no more digits than say something."""
+    return f"{number:,.0f}".replace(",", " ") if number >= 999.5 else f"{number:.3g}"
+
+
 def parse_bytes(text: str) -> int:
     """`8GiB`, `512 MiB`, `24GB` (decimal) or a plain number of bytes.
 
     Raises:
-        ConfigError: none of those, or nothing above 0.
+        ConfigError: none of those, nothing above 0, more than there is, or a number so small that its unit is missing.
     """
-    match = re.fullmatch(r"([\d.]+)\s*(?:([KMGT])(i?))?B?", text.strip(), re.IGNORECASE)
-    try:
-        number, prefix, binary = match.groups() if match else ("", "", "")
-        size = int(float(number) * (1024 if binary else 1000) ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0))
-    except ValueError:
-        size = 0
-    if size < 1:
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(i?))?(B?)", text.strip(), re.IGNORECASE)
+    if not match:
         raise ConfigError(f"{text!r} is no amount of memory. Write it as 8GiB, 512MiB, 24GB, or in bytes.")
-    return size
+    number, prefix, binary, unit = match.groups()
+    amount = float(number) * (1024 if binary else 1000) ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0)
+    if 0 < amount < BARE and not (prefix or unit):
+        raise ConfigError(f"{text!r} has no unit, so it would be bytes. Did you mean {_meant(number)}?")
+    if not 1 <= amount < MOST:
+        raise ConfigError(f"{text!r} is no memory that a device has. Write it as 8GiB, 512MiB, 24GB, or in bytes.")
+    return int(amount)
+
+
+def _meant(number: str) -> str:
+    return f"{number}GiB" if float(number) < 1024 else f"{number}MiB"
+
+
+def _require_memory(size: int) -> int:
+    if LEAST <= size < MOST:
+        return size
+    meant = f"Did you mean {size * 2**30} ({size} GiB)?" if size < 1024 else "Correct it."
+    raise ConfigError(f"{shown_bytes(size)} is no memory in which a model is trained; it is given in bytes. {meant}")
+
+
+MemoryBytes = Annotated[int, Field(strict=True, ge=1), AfterValidator(_require_memory)]
+"""Of a section of params.yaml."""

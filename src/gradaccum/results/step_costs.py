@@ -20,6 +20,8 @@ class StepCosts:
         t_step_ms: paid once a step.
         t_micro_ms: one micro-batch's forward and backward pass, by its samples.
         flattens_at_effective_batch: of the curve at one fixed micro-batch.
+        extrapolation_error: by how much the model, fitted on the smaller half of that curve, misses its largest point.
+        frontier_ms: one step at each point of the frontier, all together.
     """
 
     workload: str
@@ -27,6 +29,8 @@ class StepCosts:
     t_step_ms: float
     t_micro_ms: Mapping[int, float]
     flattens_at_effective_batch: int
+    extrapolation_error: float | None
+    frontier_ms: float
 
     @classmethod
     def of(cls, frontier: Table, metrics: Mapping[str, Any]) -> StepCosts:
@@ -37,10 +41,16 @@ class StepCosts:
             t_step_ms=metrics["t_step_ms"],
             t_micro_ms={int(row["micro_batch"]): float(row["t_micro_ms"]) for row in frontier},
             flattens_at_effective_batch=metrics["flattens_at_effective_batch"],
+            extrapolation_error=metrics["extrapolation_error"],
+            frontier_ms=sum(float(row["median_step_ms"]) for row in frontier),
         )
 
     def step_ms(self, micro_batch: int, accum_steps: int) -> float:
         return accum_steps * self.micro_ms(micro_batch) + self.t_step_ms
+
+    def spans(self, micro_batch: int) -> bool:
+        """Whether smaller and larger ones were measured, or that very one."""
+        return min(self.t_micro_ms) <= micro_batch <= max(self.t_micro_ms)
 
     def micro_ms(self, micro_batch: int) -> float:
         """Between measured sizes a power law; above them in proportion to the samples; below, the least one's."""
