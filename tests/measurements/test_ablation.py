@@ -102,6 +102,21 @@ def test_sgd_breaks_where_adamw_hides_the_mistake(setup: Setup) -> None:
     assert any("adamw/naive" in finding and "the mistake hides" in finding for finding in run.findings)
 
 
+def test_a_mistake_that_ends_lower_is_told_to_be_no_merit(setup: Setup) -> None:
+    run = measure(config(variants=["scaled", "step_every_micro"], optimizers=["sgd"], num_steps=10), setup)
+    wrong, right = (points(run)[f"sgd/{name}", 8]["final_loss"] for name in ("step_every_micro", "scaled"))
+    assert wrong < 0.99 * right
+    assert any(
+        finding.startswith("At N=8, sgd/step_every_micro end below the right loop. A lower loss is no merit")
+        for finding in run.findings
+    )
+
+
+def test_a_mistake_that_ends_no_lower_is_no_such_finding(setup: Setup) -> None:
+    run = measure(config(variants=["scaled", "naive"], optimizers=["adamw"]), setup)
+    assert not any("no merit" in finding for finding in run.findings)
+
+
 def test_a_run_that_diverges_is_recorded_with_finite_numbers(make_setup: Callable[..., Setup]) -> None:
     optimizers = {"sgd": {"lr": 1e15}, "adamw": {"lr": 1e-3}}
     run = measure(config(variants=["scaled"], optimizers=["sgd"], num_steps=10), make_setup(optimizers=optimizers))
