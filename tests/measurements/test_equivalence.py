@@ -55,6 +55,12 @@ def test_agreement_is_told_in_one_sentence_and_only_where_there_is_agreement(
     assert not any(map(told.match, measure(config(), setup).findings))
 
 
+def test_the_table_tells_controls_from_cuts(setup: Setup) -> None:
+    rows = measure(config(), setup).summary
+    rejected = {row["optimizer"] for row in rows if row["verdict"] == "rejected"}
+    assert rejected == {"control: undivided", "control: mean_of_means"}
+
+
 def test_two_measurements_are_identical(setup: Setup) -> None:
     assert measure(config(), setup) == measure(config(), setup)
 

@@ -17,7 +17,10 @@ def outcome_of(comparison: Comparison, config: Config) -> Outcome:
     return Outcome(
         metrics={**metrics, **{name: value for each in narrow for name, value in each.metrics().items()}},
         curve=Curve("equivalence", "accum_steps", tuple(points(compared, controls, config))),
-        summary=[row(each) for each in [*compared, *controls.values()]],
+        summary=[
+            *(row(each, each.optimizer) for each in compared),
+            *(row(each, f"control: {name}") for name, each in controls.items()),
+        ],
         findings=[
             *findings(compared, controls, comparison.pairs),
             *(f"{cause.kind}: {cause.finding} {cause.advice}" for cause in comparison.causes),
@@ -76,9 +79,9 @@ def point(each: Compared, series: str, config: Config) -> dict[str, Any]:
     }
 
 
-def row(each: Compared) -> dict[str, Any]:
+def row(each: Compared, name: str) -> dict[str, Any]:
     return {
-        "optimizer": each.optimizer,
+        "optimizer": name,
         "cut": cut_name(each.cut),
         "max grad diff": each.single.max_grad_diff,
         "max param diff": each.single.max_param_diff,
@@ -110,9 +113,9 @@ def agreement(compared: Sequence[Compared]) -> str:
     optimizers = " and ".join(dict.fromkeys(each.optimizer for each in compared))
     return (
         f"All {len(compared)} cuts under {optimizers} are the full batch's step: gradients differ by at most "
-        f"{max(each.single.max_grad_diff for each in compared):.1g} in float32, and in float64 by "
-        f"{max(each.sharp.grad_rel_diff for each in compared):.1g} of their magnitude; the optimizer steps once a "
-        f"window, and its state differs by {max(each.sharp.state_rel_diff for each in compared):.1g} of its magnitude."
+        f"{max(each.single.max_grad_diff for each in compared):.1e} in float32, and in float64 by "
+        f"{max(each.sharp.grad_rel_diff for each in compared):.1e} of their magnitude; the optimizer steps once a "
+        f"window, and its state differs by {max(each.sharp.state_rel_diff for each in compared):.1e} of its magnitude."
     )
 
 
