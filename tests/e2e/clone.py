@@ -77,6 +77,12 @@ class Clone:
         self.git("add", "--all")
         self.git("-c", "user.name=n", "-c", "user.email=n@example.org", "commit", "--quiet", "--message", message)
 
+    def restore(self) -> None:
+        """Put everything back to what was committed; what git ignores stays."""
+        self.git("reset", "--quiet", "--hard")
+        self.git("clean", "--quiet", "--force")
+        self.run("dvc", "checkout", "--force", "--quiet")
+
     def json(self, path: str) -> Any:
         return json.loads((self.root / path).read_text())
 

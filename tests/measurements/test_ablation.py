@@ -2,25 +2,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from gradaccum.measurements import variants
-from gradaccum.measurements.ablation import Config, measure
+from gradaccum.measurements.ablation import Config, VariantName, measure
 from gradaccum.measurements.mistakes import CONTROL, ragged_cut
 from gradaccum.measurements.setup import Setup
 from gradaccum.results.outcome import Outcome
 
-ALL = [
-    "scaled",
-    "naive",
-    "mean_of_means",
-    "step_every_micro",
-    "scaled_clipped",
-    "naive_clipped",
-    "clip_every_micro",
-]
+ALL = list(get_args(VariantName))
 
 
 def config(**changes: Any) -> Config:
