@@ -61,6 +61,12 @@ def test_every_link_and_picture_of_readme_is_there() -> None:
         assert (ROOT / target).exists(), target
 
 
+def test_every_make_target_of_readme_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make (\w+)", TEXT, re.MULTILINE))
+    assert {"repro", "test", "ui", "server"} <= named <= targets
+
+
 @pytest.mark.parametrize("experiment", sorted(set(EXPERIMENTS)))
 def test_every_experiment_sets_what_is_valid_and_runs_stages_that_exist(
     experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
