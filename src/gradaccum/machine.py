@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gradaccum.errors import ConfigError
 
-DRIVERS = ("/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")
-"""Of NVIDIA, of NVIDIA under WSL, and of AMD, whose GPUs torch calls cuda too."""
+DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
+"""Of NVIDIA, of its boards, of any GPU under WSL, and of AMD, whose GPUs torch calls cuda too."""
 
 PACKAGES = {"torch": "torch", "numpy": "numpy", "scikit_learn": "scikit-learn"}
 
