@@ -75,7 +75,7 @@ PLAN = {"micro_batch": 64, "accum_steps": 8, "world_size": 1, "predicted_bytes":
 OVER_RANKS = {"reduced_bytes": 1000, "median_step_ms": 2.0}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def measured() -> Measured:
     return Measured(
         curves={
@@ -143,16 +143,8 @@ def measured() -> Measured:
     )
 
 
-@pytest.fixture(scope="module")
-def report(measured: Measured, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of one report, which draws every figure."""
-    folder = tmp_path_factory.mktemp("report")
-    assert {*write_report(measured, folder)} == {path for path in folder.rglob("*") if path.is_file()}
-    return folder
-
-
-def test_the_report_writes_every_file_that_dvc_names(report: Path) -> None:
-    written = {str(path.relative_to(report)) for path in report.rglob("*") if path.is_file()}
+def test_the_report_writes_every_file_that_dvc_names(measured: Measured, tmp_path: Path) -> None:
+    written = {str(path.relative_to(tmp_path)) for path in write_report(measured, tmp_path)}
     assert written == {
         "accum-curve.json",
         "skill-gradient-accumulation.md",
@@ -161,18 +153,20 @@ def test_the_report_writes_every_file_that_dvc_names(report: Path) -> None:
         *(f"report/{name}.png" for name in ("noise_scale", "linear_scaling", "half_life")),
         *(f"report/{name}.{kind}" for name in WITH_TABLE for kind in ("csv", "png")),
     }
-    assert (report / "report/throughput.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "report/throughput.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_joined_curve_holds_the_main_series_of_every_stage(report: Path) -> None:
-    points = {each["accum_steps"]: each for each in files.read_curve(report / "accum-curve.json").points}
+def test_the_joined_curve_holds_the_main_series_of_every_stage(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    points = {each["accum_steps"]: each for each in files.read_curve(tmp_path / "accum-curve.json").points}
     assert points[2]["samples_per_sec"] == 10.0
     assert points[2]["equivalence/grad_rel_diff_float64"] == 1e-16
     assert points[8]["ablation/grad_norm_ratio"] == 1.0
 
 
-def test_the_recipe_shows_the_damage_as_measured(report: Path) -> None:
-    page = (report / "skill-gradient-accumulation.md").read_text()
+def test_the_recipe_shows_the_damage_as_measured(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    page = (tmp_path / "skill-gradient-accumulation.md").read_text()
     assert "| naive: the loss is not divided | sgd | 8 | 0.12 | diverged at step 4 |" in page
     assert "sgd/scaled 0.25" in page
     assert "flattens at effective batch 64" in page
@@ -181,48 +175,55 @@ def test_the_recipe_shows_the_damage_as_measured(report: Path) -> None:
     assert len(page.splitlines()) < 80
 
 
-def test_the_recipe_says_how_large_is_worth_it(report: Path) -> None:
-    page = (report / "skill-gradient-accumulation.md").read_text()
+def test_the_recipe_says_how_large_is_worth_it(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    page = (tmp_path / "skill-gradient-accumulation.md").read_text()
     assert "From effective batch 8 to 64 larger is cheaper per sample, up to 128 it costs no quality: take 64" in page
     assert "noise scale is 30 targets (20 to 45)" in page
     assert "Loss 0.2 is reached soonest at effective batch 8: in 4 s, after 40 samples." in page
 
 
-def test_the_page_of_claims_has_one_line_a_paper(report: Path) -> None:
-    page = (report / "report/claims.md").read_text()
+def test_the_page_of_claims_has_one_line_a_paper(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    page = (tmp_path / "report/claims.md").read_text()
     assert [page.count(paper) for paper in ("1706.02677", "1812.06162", "2507.07101")] == [1, 1, 1]
 
 
-def test_tables_are_wide_and_at_the_largest_n(report: Path) -> None:
-    assert files.read_csv(report / "report/ablation.csv") == [
+def test_tables_are_wide_and_at_the_largest_n(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    assert files.read_csv(tmp_path / "report/ablation.csv") == [
         {"step": "1", "sgd/scaled": "2.0", "sgd/naive": "2.0"},
         {"step": "2", "sgd/scaled": "1.0", "sgd/naive": ""},
     ]
-    assert files.read_csv(report / "report/equivalence.csv") == [{"accum_steps": "2", "sgd": "1e-16"}]
+    assert files.read_csv(tmp_path / "report/equivalence.csv") == [{"accum_steps": "2", "sgd": "1e-16"}]
 
 
-def test_memory_is_told_by_kind_at_the_largest_n(report: Path) -> None:
-    (row,) = files.read_csv(report / "report/memory.csv")
+def test_memory_is_told_by_kind_at_the_largest_n(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    (row,) = files.read_csv(tmp_path / "report/memory.csv")
     assert row["predicted_bytes"] == "600"
     assert [row[f"{kind}_bytes"] for kind in KINDS] == ["100"] * 6
 
 
-def test_the_recipe_says_what_it_takes_in_memory_and_what_to_set(report: Path) -> None:
-    page = (report / "skill-gradient-accumulation.md").read_text()
+def test_the_recipe_says_what_it_takes_in_memory_and_what_to_set(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    page = (tmp_path / "skill-gradient-accumulation.md").read_text()
     assert "Memory does not grow with N" in page
     assert "2 KiB of activations a sample" in page
     assert "micro_batch=64, accum_steps=8 (2 KiB, 3.5 ms a step)" in page
 
 
-def test_ways_over_ranks_are_columns_without_what_was_not_timed(report: Path) -> None:
-    rows = files.read_csv(report / "report/distributed_bytes.csv")
+def test_ways_over_ranks_are_columns_without_what_was_not_timed(measured: Measured, tmp_path: Path) -> None:
+    write_report(measured, tmp_path)
+    rows = files.read_csv(tmp_path / "report/distributed_bytes.csv")
     assert rows == [{"accum_steps": "2", "ddp/last": "1000", "ddp/every": "1000"}]
 
 
-def test_figures_are_the_same_each_time(measured: Measured, report: Path, tmp_path: Path) -> None:
-    write_report(measured, tmp_path)
+def test_figures_are_the_same_each_time(measured: Measured, tmp_path: Path) -> None:
+    for folder in ("one", "other"):
+        write_report(measured, tmp_path / folder)
     for name in (*WITH_TABLE, "noise_scale", "linear_scaling", "half_life"):
-        one, other = ((folder / f"report/{name}.png").read_bytes() for folder in (report, tmp_path))
+        one, other = ((tmp_path / folder / f"report/{name}.png").read_bytes() for folder in ("one", "other"))
         assert one == other
 
 
