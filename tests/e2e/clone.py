@@ -55,10 +55,10 @@ class Clone:
         assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def script(self, *commands: str, timeout: float = 500) -> dict[str, str]:
+    def script(self, *commands: str, timeout: float = 500, **environment: str) -> dict[str, str]:
         """Run commands one after the other in one shell, as if pasted; what each printed, errors included."""
         lines = ["set -e", "exec 2>&1", *(f"echo {MARK}\n{command}" for command in commands)]
-        said = self.run("bash", "-c", "\n".join(lines), timeout=timeout).stdout
+        said = self.run("bash", "-c", "\n".join(lines), timeout=timeout, **environment).stdout
         return dict(zip(commands, said.split(f"{MARK}\n")[1:], strict=True))
 
     def take_environment(self) -> None:

@@ -35,7 +35,7 @@ def said(clone: Clone) -> dict[str, str]:
     clone.take_environment()
     for name, block in FILES.items():
         (clone.root / name).write_text(block)
-    printed = clone.script(*COMMANDS)
+    printed = clone.script(*COMMANDS, GRADACCUM_TRACKING="strict")
     clone.restore()
     return printed
 
