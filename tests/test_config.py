@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gradaccum.config import read_params, refuse_unknown, section, shared
+from gradaccum.config import read_params, refuse_unknown, section, shared, together
 from gradaccum.errors import ConfigError
 from gradaccum.measurements import ablation, efficiency, equivalence, memory, plan, scaling, throughput
 from gradaccum.measurements.setup import Setup
@@ -123,6 +123,36 @@ def test_a_missing_section_or_file_is_named(tmp_path: Path) -> None:
         section({}, "throughput", throughput.Config)
     with pytest.raises(ConfigError, match="Run from the project's root"):
         read_params(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("seed: 1\ndevice: cpu\nseed: 2\n", "params.yaml, line 3, column 1: 'seed' stands twice, first in line 1"),
+        ("plan:\n  a: 1\n  a: 2\n", "params.yaml, line 3, column 3: 'a' stands twice, first in line 2"),
+        ("plan: {a: 1, a: 2}\n", "params.yaml, line 1, column 14: 'a' stands twice, first in line 1"),
+        ("seed: 3\n  device: 4\n", "params.yaml, line 2, column 9: mapping values are not allowed here"),
+    ],
+)
+def test_yaml_that_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_params(tmp_path / "params.yaml")
+    assert str(error.value) == f"{tmp_path}/{told}. Correct it there."
+
+
+def test_a_key_may_stand_in_two_sections(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("plan: {a: 1}\nmemory: {a: 2}\n")
+    assert read_params(tmp_path / "params.yaml") == {"plan": {"a": 1}, "memory": {"a": 2}}
+
+
+def test_what_several_checks_find_is_told_together() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)'througput' is read by no stage.*no section 'plan'"):
+        together(
+            lambda: refuse_unknown({"througput": {}}, {"throughput"}),
+            lambda: None,
+            lambda: section({}, "plan", plan.Config),
+        )
 
 
 @pytest.mark.parametrize("text", ["", "- 1\n", "seed: [\n"])

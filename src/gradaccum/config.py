@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,17 @@ Config = TypeVar("Config")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose numbers are those of YAML 1.2: `1e-05` is one, as DVC writes it."""
+    """YAML whose numbers are those of YAML 1.2: `1e-05` is one, as DVC writes it; a key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in lines:
+                    problem = f"{key.value!r} stands twice, first in line {lines[key.value]}"
+                    raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+                lines[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -34,10 +44,35 @@ def read_params(path: Path = PARAMS) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing from {Path.cwd()}. Run from the project's root.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
+        raise _no_yaml(path, error) from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no sections. Restore it with `git checkout {path}`.")
     return data
+
+
+def _no_yaml(path: Path, error: Exception) -> ConfigError:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return ConfigError(
+            f"{path}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}. Correct it there."
+        )
+    return ConfigError(f"{path} is no YAML: {error}. Correct it, or restore it with `git checkout {path}`.")
+
+
+def together(*checks: Callable[[], object]) -> None:
+    """Run every check, then raise what all of them found.
+
+    Raises:
+        ConfigError: a check raised one; its lines are those of all.
+    """
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def section(params: Mapping[str, Any], name: str, of: type[Config], *, file: Path = PARAMS) -> Config:

@@ -8,6 +8,11 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gradaccum.errors import ConfigError
+
+DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
+"""Of NVIDIA, of its boards, of any GPU under WSL, and of AMD, whose GPUs torch calls cuda too."""
+
 PACKAGES = {"torch": "torch", "numpy": "numpy", "scikit_learn": "scikit-learn"}
 
 
@@ -21,6 +26,22 @@ def describe() -> dict[str, str | int | None]:
         "cores": os.cpu_count(),
         "gpu": _gpu(),
     }
+
+
+def require_cuda() -> None:
+    """Refuse to go on where no CUDA device can be, as far as that can be told without torch.
+
+    Raises:
+        ConfigError: torch is a build for CPUs, or the system shows no driver of a GPU.
+    """
+    build = _version("torch") or ""
+    if build.endswith("+cpu"):
+        why = f"torch {build} is a build for CPUs"
+    elif not any(Path(driver).exists() for driver in DRIVERS) and _gpu() is None:
+        why = "this machine shows no GPU"
+    else:
+        return
+    raise ConfigError(f"device = 'cuda', but {why}. Set device to auto or cpu.")
 
 
 def _version(package: str) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
+MARK = "@@ next command"
 
 SMALL: dict[str, dict[str, Any]] = {
     "equivalence": {"effective_batch": 8, "accum_steps": [1, 4], "cuts": [[5, 3]]},
@@ -54,12 +55,33 @@ class Clone:
         assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def script(self, *commands: str, timeout: float = 500, **environment: str) -> dict[str, str]:
+        """Run commands one after the other in one shell, as if pasted; what each printed, errors included."""
+        lines = ["set -e", "exec 2>&1", *(f"echo {MARK}\n{command}" for command in commands)]
+        said = self.run("bash", "-c", "\n".join(lines), timeout=timeout, **environment).stdout
+        return dict(zip(commands, said.split(f"{MARK}\n")[1:], strict=True))
+
+    def take_environment(self) -> None:
+        """Make this Python's environment the clone's .venv, so that make installs nothing."""
+        (self.root / ".venv").mkdir()
+        for entry in Path(sys.prefix).iterdir():
+            (self.root / ".venv" / entry.name).symlink_to(entry)
+        installed = self.root / ".venv/.installed"
+        installed.unlink(missing_ok=True)
+        installed.touch()
+
     def git(self, *arguments: str) -> str:
         return self.run("git", *arguments).stdout
 
     def commit(self, message: str) -> None:
         self.git("add", "--all")
         self.git("-c", "user.name=n", "-c", "user.email=n@example.org", "commit", "--quiet", "--message", message)
+
+    def restore(self) -> None:
+        """Put everything back to what was committed; what git ignores stays."""
+        self.git("reset", "--quiet", "--hard")
+        self.git("clean", "--quiet", "--force")
+        self.run("dvc", "checkout", "--force", "--quiet")
 
     def json(self, path: str) -> Any:
         return json.loads((self.root / path).read_text())

@@ -1,4 +1,4 @@
-"""The real pipeline, run by DVC in a clone of the working tree."""
+"""The real pipeline, run by DVC in a clone of the working tree, and README's commands, run in it afterwards."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mlflow.entities import Run
 from gradaccum.tracking.client import open_client
 from gradaccum.tracking.store import locate
 from tests.e2e.clone import Clone, clone_working_tree
+from tests.e2e.readme import COMMANDS, FILES
 
 pytestmark = pytest.mark.e2e
 
@@ -28,12 +29,22 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     return made
 
 
+@pytest.fixture(scope="module")
+def said(clone: Clone) -> dict[str, str]:
+    """What each command of README prints, pasted one after the other into the clone that has run once."""
+    clone.take_environment()
+    for name, block in FILES.items():
+        (clone.root / name).write_text(block)
+    printed = clone.script(*COMMANDS, GRADACCUM_TRACKING="strict")
+    clone.restore()
+    return printed
+
+
 @pytest.fixture
 def unchanged(clone: Clone) -> Iterator[Clone]:
     """The clone, put back afterwards to what was committed."""
     yield clone
-    clone.git("checkout", "--quiet", ".")
-    clone.run("dvc", "checkout", "--force", "--quiet")
+    clone.restore()
 
 
 def stages_run(output: str) -> list[str]:
@@ -98,9 +109,37 @@ def test_the_learning_curves_of_all_arms_overlay_against_samples(clone: Clone) -
         assert [each.step for each in history] == [0, 32, 64]
 
 
-def test_a_second_repro_measures_nothing(clone: Clone) -> None:
-    assert set(stages_run(clone.run("dvc", "repro").stdout)) <= {"environment", "track"}
-    assert clone.git("status", "--porcelain") == ""
+def test_a_second_repro_measures_nothing(said: dict[str, str]) -> None:
+    assert set(stages_run(said["make repro"])) <= {"environment", "track"}
+
+
+def test_an_experiment_runs_what_depends_on_its_change(said: dict[str, str]) -> None:
+    assert stages_run(said["dvc exp run -S throughput.micro_batch=8"]) == [
+        "environment",
+        "throughput",
+        "plan",
+        "report",
+        "track",
+    ]
+
+
+def test_an_experiment_can_be_compared(clone: Clone, said: dict[str, str]) -> None:
+    assert re.search(r"throughput\.micro_batch\s+4\s+8", said["dvc params diff"])
+    assert re.search(r"peak_samples_per_sec\s+[\d.]+\s+[\d.]+", said["dvc metrics diff"])
+    (table,) = (output for command, output in said.items() if command.startswith("dvc exp show"))
+    assert re.search(r"\| Experiment +\| flattens_at_effective_batch +\| peak_samples_per_sec +\| throughput", table)
+    assert max(map(len, table.splitlines())) < 120
+    page = (clone.root / "dvc_plots/index.html").read_text()
+    for name in ("throughput", "step-time", "frontier", "memory", "plan", "equivalence", "ablation"):
+        assert name in page
+    for revision in ("HEAD", "workspace"):
+        assert f'<img src="static/{revision}_outputs_report_throughput.png">' in page
+
+
+def test_a_workload_of_the_users_own_is_measured(said: dict[str, str]) -> None:
+    printed = said["dvc exp run -S workload.name=my_model:tiny equivalence"]
+    assert stages_run(printed) == ["environment", "equivalence"]
+    assert "are the full batch's step" in printed
 
 
 def test_a_bad_value_in_the_last_section_stops_the_first_stage(unchanged: Clone) -> None:
@@ -122,20 +161,6 @@ def test_changing_how_files_are_written_changes_no_measurement(unchanged: Clone)
     unchanged.edit("src/gradaccum/results/files.py", '"""The only', '"""Changed. The only')
     status = unchanged.run("dvc", "status").stdout
     assert not set(MEASURING) & set(re.findall(r"^(\w+):", status, re.MULTILINE))
-
-
-def test_an_experiment_runs_what_depends_on_its_change_and_can_be_compared(unchanged: Clone) -> None:
-    done = unchanged.run("dvc", "exp", "run", "--set-param", "throughput.micro_batch=8", "--name", "wide")
-    assert stages_run(done.stdout) == ["environment", "throughput", "plan", "report", "track"]
-    assert re.search(r"throughput\.micro_batch\s+4\s+8", unchanged.run("dvc", "params", "diff").stdout)
-    assert re.search(r"peak_samples_per_sec\s+[\d.]+\s+[\d.]+", unchanged.run("dvc", "metrics", "diff").stdout)
-    plots = unchanged.run("dvc", "plots", "diff", "--json", "HEAD", "wide").stdout
-    assert all(
-        f'"{name}"' in plots
-        for name in ("throughput", "step-time", "frontier", "memory", "plan", "equivalence", "ablation")
-    )
-    assert '"rev": "wide"' in plots
-    assert "wide" in unchanged.run("dvc", "exp", "show", "--md").stdout
 
 
 def test_a_stage_whose_claim_fails_leaves_its_files_and_a_failed_run(unchanged: Clone) -> None:

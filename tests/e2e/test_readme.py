@@ -1,62 +1,50 @@
-"""Every command block of README, run in a clone; the install alone is taken as done."""
+"""README's python, addresses, links and experiments; its command blocks are run in test_pipeline."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.e2e.clone import ROOT, Clone, clone_working_tree
+from gradaccum.config import read_params, section, shared
+from gradaccum.measurements.setup import Setup
+from tests.e2e.clone import ROOT, clone_working_tree
+from tests.e2e.readme import EXPERIMENTS, FILES, PYTHON, TEXT
 
 pytestmark = pytest.mark.e2e
 
-README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-FILE = re.compile(r"# (\w+\.py)\n")
 
-
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """A clone whose .venv is this environment."""
-    made = clone_working_tree(tmp_path_factory.mktemp("readme"))
-    (made.root / ".venv").mkdir()
-    for entry in Path(sys.prefix).iterdir():
-        (made.root / ".venv" / entry.name).symlink_to(entry)
-    installed = made.root / ".venv/.installed"
-    installed.unlink(missing_ok=True)
-    installed.touch()
-    for block in PYTHON:
-        if name := FILE.match(block):
-            (made.root / name[1]).write_text(block)
-    return made
-
-
-def test_every_command_block_runs(clone: Clone) -> None:
-    script = "set -e\n" + "\n".join(COMMANDS)
-    done = clone.run("bash", "-c", script, check=False, timeout=500, PYTEST_ADDOPTS="--collect-only --quiet")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-
-
-@pytest.mark.parametrize("block", [block for block in PYTHON if not FILE.match(block)])
-def test_every_python_block_runs(clone: Clone, block: str) -> None:
-    done = clone.run(sys.executable, "-W", "error", "-c", block, PYTHONPATH=str(clone.root / "src"))
+@pytest.mark.parametrize("block", [block for block in PYTHON if block not in FILES.values()])
+def test_every_python_block_runs(block: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-W", "error", "-c", block]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     assert re.search(r"loss \d", done.stdout)
 
 
-def test_the_ui_answers_at_the_address_it_prints(clone: Clone) -> None:
-    port = free_port()
-    command = ["make", "ui", f"PORT={port}"]
+def test_the_ui_answers_at_the_address_it_prints(tmp_path: Path) -> None:
+    clone, port = clone_working_tree(tmp_path), free_port()
+    clone.take_environment()
     with subprocess.Popen(
-        command, cwd=clone.root, stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ
+        ["make", "ui", f"PORT={port}"],
+        cwd=clone.root,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ,
     ) as server:
         try:
             assert server.stdout is not None
@@ -69,8 +57,39 @@ def test_the_ui_answers_at_the_address_it_prints(clone: Clone) -> None:
 
 
 def test_every_link_and_picture_of_readme_is_there() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
         assert (ROOT / target).exists(), target
+
+
+def test_every_make_target_of_readme_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make (\w+)", TEXT, re.MULTILINE))
+    assert {"repro", "test", "ui", "server"} <= named <= targets
+
+
+@pytest.mark.parametrize("experiment", sorted(set(EXPERIMENTS)))
+def test_every_experiment_sets_what_is_valid_and_runs_stages_that_exist(
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, block in FILES.items():
+        (tmp_path / name).write_text(block)
+    params = read_params(ROOT / "params.yaml")
+    blocks = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    _, _, _, *words = shlex.split(experiment)
+    changed = [word.partition("=") for before, word in pairwise(words) if before == "-S"]
+    assert changed
+    for key, _, value in changed:
+        *path, last = key.split(".")
+        holder = params
+        for name in path:
+            holder = holder[name]
+        assert last in holder
+        holder[last] = yaml.safe_load(value)
+    monkeypatch.chdir(tmp_path)
+    shared(params, Setup)
+    for name in {key.split(".")[0] for key, _, _ in changed} & set(blocks):
+        section(params, name, import_module(f"gradaccum.measurements.{name}").Config)
+    assert set(words[2 * len(changed) :]) <= set(blocks)
 
 
 def free_port() -> int:

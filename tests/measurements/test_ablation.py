@@ -2,25 +2,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from gradaccum.measurements import variants
-from gradaccum.measurements.ablation import Config, measure
+from gradaccum.measurements.ablation import Config, VariantName, measure
 from gradaccum.measurements.mistakes import CONTROL, ragged_cut
 from gradaccum.measurements.setup import Setup
 from gradaccum.results.outcome import Outcome
 
-ALL = [
-    "scaled",
-    "naive",
-    "mean_of_means",
-    "step_every_micro",
-    "scaled_clipped",
-    "naive_clipped",
-    "clip_every_micro",
-]
+ALL = list(get_args(VariantName))
 
 
 def config(**changes: Any) -> Config:
@@ -100,6 +92,21 @@ def test_sgd_breaks_where_adamw_hides_the_mistake(setup: Setup) -> None:
     assert sgd[0]["diverged_at_step"] or sgd[0]["final_loss"] > 2 * sgd[1]["final_loss"]
     assert adamw[0]["final_loss"] == pytest.approx(adamw[1]["final_loss"], rel=1e-2)
     assert any("adamw/naive" in finding and "the mistake hides" in finding for finding in run.findings)
+
+
+def test_a_mistake_that_ends_lower_is_told_to_be_no_merit(setup: Setup) -> None:
+    run = measure(config(variants=["scaled", "step_every_micro"], optimizers=["sgd"], num_steps=10), setup)
+    wrong, right = (points(run)[f"sgd/{name}", 8]["final_loss"] for name in ("step_every_micro", "scaled"))
+    assert wrong < 0.99 * right
+    assert any(
+        finding.startswith("At N=8, sgd/step_every_micro end below the right loop. A lower loss is no merit")
+        for finding in run.findings
+    )
+
+
+def test_a_mistake_that_ends_no_lower_is_no_such_finding(setup: Setup) -> None:
+    run = measure(config(variants=["scaled", "naive"], optimizers=["adamw"]), setup)
+    assert not any("no merit" in finding for finding in run.findings)
 
 
 def test_a_run_that_diverges_is_recorded_with_finite_numbers(make_setup: Callable[..., Setup]) -> None:

@@ -43,6 +43,21 @@ def test_every_cut_of_every_workload_gives_the_full_batch(workload: str, make_se
     assert outcome.metrics["mean_of_means_rejected"]
 
 
+def test_agreement_is_told_in_one_sentence_and_only_where_there_is_agreement(
+    monkeypatch: pytest.MonkeyPatch, setup: Setup
+) -> None:
+    told = re.compile(r"All 8 cuts under sgd and adamw are the full batch's step: .* steps once a window")
+    assert told.match(measure(config(), setup).findings[0])
+    monkeypatch.setattr(cuts, "scaled", cuts.mean_of_means)
+    assert not any(map(told.match, measure(config(), setup).findings))
+
+
+def test_the_table_tells_controls_from_cuts(setup: Setup) -> None:
+    rows = measure(config(), setup).summary
+    rejected = {row["optimizer"] for row in rows if row["verdict"] == "rejected"}
+    assert rejected == {"control: undivided", "control: mean_of_means"}
+
+
 def test_two_measurements_are_identical(setup: Setup) -> None:
     assert measure(config(), setup) == measure(config(), setup)
 

@@ -96,11 +96,37 @@ def findings(shown: Sequence[Shown], gaps: Mapping[int, float]) -> Iterator[str]
             pair = [by_arm.get(Arm(optimizer, name, most)) for name in (right, wrong)]
             if pair[0] and pair[1]:
                 yield f"At N={most}, {told(pair[1], pair[0])}."
+    lower = list(lower_than_right(by_arm, most))
+    if lower:
+        yield (
+            f"At N={most}, {', '.join(lower)} end below the right loop. A lower loss is no merit of the mistake: it "
+            "takes larger steps, or more of them, and the right loop at a larger learning rate does that too."
+        )
     if gaps:
         yield (
             f"Control: naive SGD is the engine at N times the learning rate: after step 1 their parameters differ by "
-            f"at most {max(gaps.values()):.0e} of their norm."
+            f"at most {max(gaps.values()):.1g} of their norm."
         )
+
+
+RIGHT_LOOP = {
+    "naive": "scaled",
+    "mean_of_means": "scaled_ragged",
+    "step_every_micro": "scaled",
+    "naive_clipped": "scaled_clipped",
+    "clip_every_micro": "scaled_clipped",
+}
+"""What each mistake was meant to be: on the same cut, and clipped if it clips."""
+
+
+def lower_than_right(by_arm: Mapping[Arm, Shown], accum_steps: int) -> Iterator[str]:
+    """Mistakes whose last loss is noticeably below that of the loop that they were meant to be."""
+    for arm, wrong in by_arm.items():
+        right = by_arm.get(Arm(arm.optimizer, RIGHT_LOOP.get(arm.name, ""), accum_steps))
+        if arm.accum_steps != accum_steps or right is None or wrong.diverged_at_step or right.diverged_at_step:
+            continue
+        if wrong.losses[-1] < right.losses[-1] * (1 - NOTICED):
+            yield arm.series
 
 
 HIDES_BECAUSE = {

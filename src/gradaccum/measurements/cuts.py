@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import Any
 
 import torch
 
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, scale_of, take_step
+from gradaccum.measurements.diagnose import Cause
 from gradaccum.measurements.diagnose import causes as diagnose_causes
 from gradaccum.measurements.equivalence import Config
-from gradaccum.measurements.narrow import accumulate_in_bf16
+from gradaccum.measurements.narrow import NarrowErrors, accumulate_in_bf16
 from gradaccum.measurements.setup import OptimizerName, Progress, Setup
 from gradaccum.measurements.subject import Subject
 from gradaccum.measurements.variants import Loop, mean_of_means, naive, scaled
 from gradaccum.measurements.verdict import Difference, Verdict, judge
-from gradaccum.results.curve import Curve
-from gradaccum.results.outcome import Outcome
 
 DTYPES = (torch.float64, torch.float32)
 
@@ -52,7 +50,34 @@ class Compared:
         return f"{self.optimizer}, cut {cut_name(self.cut)}"
 
 
-def compare_cuts(config: Config, setup: Setup, progress: Progress) -> Outcome:
+@dataclass(frozen=True)
+class Pair:
+    """Two cuts of the same batch, compared with each other."""
+
+    name: str
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that was compared.
+
+    Attributes:
+        compared: every cut under every optimizer.
+        controls: known mistakes, each by its name.
+        pairs: every two cuts under the same optimizer.
+        causes: why cuts differ that do.
+        narrow: what bf16 loses, where that was asked for.
+    """
+
+    compared: Sequence[Compared]
+    controls: Mapping[str, Compared]
+    pairs: Sequence[Pair]
+    causes: Sequence[Cause]
+    narrow: Sequence[NarrowErrors]
+
+
+def compare_cuts(config: Config, setup: Setup, progress: Progress) -> Comparison:
     """See `gradaccum.measurements.equivalence.measure`."""
     bench = Bench.prepare(setup)
     subject, quiet = subject_of(bench, config).quiet()
@@ -60,24 +85,16 @@ def compare_cuts(config: Config, setup: Setup, progress: Progress) -> Outcome:
     comparer = Comparer(bench, config, setup)
     cases = [(optimizer, cut) for optimizer in config.optimizers for cut in config.all_cuts()]
     compared = [comparer.compare(*case, scaled) for case in progress(cases, "equivalence")]
-    controls = {
-        "undivided": comparer.compare(config.optimizers[0], max(config.all_cuts(), key=is_even), naive),
-        "mean_of_means": comparer.compare(config.optimizers[0], config.uneven_cut(), mean_of_means),
-    }
-    pairs = list(compare_pairs(compared))
     wrong = [each.cut for each in compared if not each.verdict.equivalent]
-    causes = diagnose_causes(subject, quiet, [subject.judge(cut) for cut in dict.fromkeys(wrong)])
-    narrow = [accumulate_in_bf16(bench)] if config.precision == "bf16" else []
-    return Outcome(
-        metrics={**headline(compared, controls, pairs), **{k: v for each in narrow for k, v in each.metrics().items()}},
-        curve=Curve("equivalence", "accum_steps", tuple(points(compared, controls, config))),
-        summary=[row(each) for each in [*compared, *controls.values()]],
-        findings=[
-            *findings(compared, controls, pairs),
-            *(f"{cause.kind}: {cause.finding} {cause.advice}" for cause in causes),
-            *(each.finding() for each in narrow),
-        ],
-        failures=[*failures(compared, controls), *(failure for each in narrow for failure in each.failures())],
+    return Comparison(
+        compared,
+        controls={
+            "undivided": comparer.compare(config.optimizers[0], max(config.all_cuts(), key=is_even), naive),
+            "mean_of_means": comparer.compare(config.optimizers[0], config.uneven_cut(), mean_of_means),
+        },
+        pairs=list(compare_pairs(compared)),
+        causes=list(diagnose_causes(subject, quiet, [subject.judge(cut) for cut in dict.fromkeys(wrong)])),
+        narrow=[accumulate_in_bf16(bench)] if config.precision == "bf16" else [],
     )
 
 
@@ -145,104 +162,8 @@ class Comparer:
         return self.references[optimizer, dtype]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two cuts of the same batch, compared with each other."""
-
-    name: str
-    difference: Difference
-
-
 def compare_pairs(compared: Sequence[Compared]) -> Iterator[Pair]:
     for one, other in combinations(compared, 2):
         if one.optimizer == other.optimizer:
             name = f"{one.name} against {cut_name(other.cut)}"
             yield Pair(name, Difference.between(one.trace, other.trace, one.scale))
-
-
-def headline(compared: Sequence[Compared], controls: dict[str, Compared], pairs: Sequence[Pair]) -> dict[str, Any]:
-    return {
-        "max_grad_diff": max(each.single.max_grad_diff for each in compared),
-        "max_param_diff": max(each.single.max_param_diff for each in compared),
-        "max_grad_rel_diff_float64": max(each.sharp.grad_rel_diff for each in compared),
-        "max_pair_grad_diff": max((pair.difference.max_grad_diff for pair in pairs), default=0.0),
-        "optimizer_steps_per_window": max(each.trace.optimizer_steps for each in compared),
-        "kinks": sum(each.verdict.kink for each in compared),
-        "undivided_rejected": not controls["undivided"].verdict.equivalent,
-        "mean_of_means_rejected": not controls["mean_of_means"].verdict.equivalent,
-        "equivalent": not list(failures(compared, controls)),
-    }
-
-
-def points(compared: Sequence[Compared], controls: dict[str, Compared], config: Config) -> Iterator[dict[str, Any]]:
-    for each in compared:
-        yield point(each, each.optimizer if len(set(each.cut)) == 1 else f"{each.optimizer}/uneven", config)
-    for name, control in controls.items():
-        yield point(control, f"control/{name}", config)
-
-
-def point(each: Compared, series: str, config: Config) -> dict[str, Any]:
-    even = len(set(each.cut)) == 1
-    return {
-        "series": series,
-        "effective_batch": config.effective_batch,
-        "accum_steps": len(each.cut),
-        "micro_batch": each.cut[0] if even else None,
-        "world_size": 1,
-        "cut": None if even else list(each.cut),
-        "max_grad_diff": each.single.max_grad_diff,
-        "max_param_diff": each.single.max_param_diff,
-        "max_state_diff": each.single.max_state_diff,
-        "loss_diff": each.single.loss_diff,
-        "grad_rel_diff": each.single.grad_rel_diff,
-        "param_rel_diff": each.single.param_rel_diff,
-        "grad_rel_diff_float64": each.sharp.grad_rel_diff,
-        "param_rel_diff_float64": each.sharp.param_rel_diff,
-        "loss_rel_diff_float64": each.sharp.loss_rel_diff,
-        "state_rel_diff_float64": each.sharp.state_rel_diff,
-        "grad_norm_ratio": each.single.norm_ratio,
-        "full_to_truth": each.full_to_truth,
-        "cut_to_truth": each.cut_to_truth,
-        "optimizer_steps": each.trace.optimizer_steps,
-        "kink": each.verdict.kink,
-        "equivalent": each.verdict.equivalent,
-    }
-
-
-def row(each: Compared) -> dict[str, Any]:
-    return {
-        "optimizer": each.optimizer,
-        "cut": cut_name(each.cut),
-        "max grad diff": each.single.max_grad_diff,
-        "max param diff": each.single.max_param_diff,
-        "float64 grad rel": each.sharp.grad_rel_diff,
-        "float64 state rel": each.sharp.state_rel_diff,
-        "steps": each.trace.optimizer_steps,
-        "verdict": "equivalent" if each.verdict.equivalent else "rejected",
-    }
-
-
-def findings(compared: Sequence[Compared], controls: dict[str, Compared], pairs: Sequence[Pair]) -> Iterator[str]:
-    if pairs:
-        worst = max(pairs, key=lambda pair: pair.difference.max_grad_diff)
-        yield f"Largest gradient difference between any two cuts: {worst.difference.max_grad_diff:.1e} ({worst.name})."
-    for each in compared:
-        if each.verdict.kink:
-            yield (
-                f"{each.name}: a kink. float64 agrees; in float32 one unit flipped. Distance to the float64 gradient: "
-                f"full batch {each.full_to_truth:.1e}, this cut {each.cut_to_truth:.1e}."
-            )
-    for name, control in controls.items():
-        if not control.verdict.equivalent:
-            yield f"Control {name} ({control.name}) is rejected, as it must be: {control.verdict.problems[0]}."
-
-
-def failures(compared: Sequence[Compared], controls: dict[str, Compared]) -> Iterator[str]:
-    for each in compared:
-        for problem in each.verdict.problems:
-            yield f"{each.name}: {problem}."
-        if each.trace.optimizer_steps != 1:
-            yield f"{each.name}: the optimizer stepped {each.trace.optimizer_steps} times in one window, not once."
-    for name, control in controls.items():
-        if control.verdict.equivalent:
-            yield f"The comparison is blind: the control {name} ({control.name}), a known mistake, passed."

@@ -79,5 +79,6 @@ def measure(config: Config, setup: Setup, progress: Progress = no_progress) -> O
     measurement fails.
     """
     from gradaccum.measurements.cuts import compare_cuts  # noqa: PLC0415 (needs torch, which a config does not)
+    from gradaccum.measurements.equivalence_results import outcome_of  # noqa: PLC0415
 
-    return compare_cuts(config, setup, progress)
+    return outcome_of(compare_cuts(config, setup, progress), config)

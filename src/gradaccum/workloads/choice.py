@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 
 from gradaccum.errors import ConfigError
+from gradaccum.workloads.factory import Factory
 
 if TYPE_CHECKING:
     from gradaccum.workloads.workload import Workload
@@ -69,27 +68,24 @@ class WorkloadChoice:
         options = {key: _options(name, key, value) for key, value in section.items() if key != "name"}
         choice = cls(name, options)
         if name not in BUILT_IN:
-            choice.source()
+            factory = choice.factory()
+            factory.check(options.get(factory.name, {}))
         elif name not in options and BUILT_IN[name] is not NoOptions:
             raise ConfigError(f"workload.name is {name!r}, but workload.{name} is missing. Set its options there.")
         return choice
 
     def source(self) -> Path | None:
         """The file behind a factory of the user's own; None for a built-in workload. Imports nothing."""
-        if self.name in BUILT_IN:
-            return None
-        module, _, factory = self.name.partition(":")
-        if not factory:
+        return None if self.name in BUILT_IN else self.factory().source()
+
+    def factory(self) -> Factory:
+        """The user's own."""
+        module, _, name = self.name.partition(":")
+        if not name:
             raise ConfigError(
                 f"workload.name = {self.name!r} is unknown. Set it to one of {_names()} (the last: your own factory)."
             )
-        spec = _find(module)
-        if spec is None or spec.origin is None:
-            raise ConfigError(
-                f"workload.name = {self.name!r}: no module {module!r} under {Path.cwd()} or among the installed ones. "
-                "Give the name by which `import` finds it from the project's root."
-            )
-        return Path(spec.origin)
+        return Factory(module, name)
 
     def load(self) -> Workload:
         """Import and make the workload."""
@@ -98,13 +94,8 @@ class WorkloadChoice:
             given = self.options.get(self.name)
             built: Workload = make() if given is None or isinstance(given, NoOptions) else make(given)
             return built
-        module, _, factory = self.name.partition(":")
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        make = getattr(import_module(module), factory, None)
-        if make is None:
-            raise ConfigError(f"workload.name = {self.name!r}: {module} has no {factory!r}. Correct the name.")
-        return _require_workload(self.name, make(**self.options.get(factory, {})))
+        factory = self.factory()
+        return _require_workload(self.name, factory.make(self.options.get(factory.name, {})))
 
 
 def _names() -> str:
@@ -120,18 +111,6 @@ def _options(name: str, key: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ConfigError(f"workload.{key} = {value!r} are no options. Write them as `option: value`.")
     return dict(value)
-
-
-def _find(module: str) -> ModuleSpec | None:
-    """Find a module's file without running its parent packages."""
-    places: list[str] | None = [str(Path.cwd()), *sys.path]
-    spec = None
-    for part in module.split("."):
-        spec = PathFinder.find_spec(part, places)
-        if spec is None:
-            return None
-        places = list(spec.submodule_search_locations or [])
-    return spec
 
 
 def _require_workload(name: str, made: Any) -> Workload:
