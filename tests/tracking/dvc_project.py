@@ -128,8 +128,8 @@ class Project:
     def dvc(self, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-m", "dvc", *arguments, check=check, **environment)
 
-    def sync(self, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        script = "from gradaccum.commands.main import main; main(['sync'])"
+    def sync(self, *options: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        script = f"from gradaccum.commands.main import main; main({['sync', *options]})"
         return self.run(sys.executable, "-c", script, check=check, **environment)
 
     def git(self, *arguments: str) -> str:

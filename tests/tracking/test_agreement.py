@@ -22,6 +22,7 @@ from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import LockedStage, Pipeline
 from gradaccum.tracking.memory import md5
 from gradaccum.tracking.patience import TrackingError
+from gradaccum.tracking.provenance import here
 from gradaccum.tracking.stage_run import stage_run
 from gradaccum.tracking.store import Store
 from gradaccum.tracking.track import sync, track
@@ -54,8 +55,8 @@ def runs(store: Store, client: MlflowClient, name: str) -> list:  # type: ignore
 
 
 def test_agreeing_twice_adds_nothing(store: Store, client: MlflowClient, pipeline: Pipeline) -> None:
-    first = agree(store, pipeline)
-    second = agree(store, pipeline)
+    first = agree(store, pipeline, here())
+    second = agree(store, pipeline, here())
 
     assert first.runs == {"throughput": "published", "pipeline": "published"}
     assert second.runs == {"throughput": "as it was", "pipeline": "as it was"}
@@ -71,7 +72,7 @@ def test_the_live_run_with_these_results_is_claimed_and_another_is_not(
             run.log(measured, artifacts=write_outcome(measured))
     pipeline = locked(outcome)
 
-    assert agree(store, pipeline).runs["throughput"] == "claimed"
+    assert agree(store, pipeline, here()).runs["throughput"] == "claimed"
     (claimed,) = [run for run in runs(store, client, store.stages_name) if "stage_key" in run.data.tags]
     assert claimed.info.run_id == run.run_id
 
@@ -82,7 +83,7 @@ def test_a_live_run_of_other_params_is_not_claimed_though_its_results_are_equal(
     with stage_run("throughput", PARAMS) as run:
         run.log(outcome, artifacts=write_outcome(outcome))
 
-    assert agree(store, locked(outcome, seed=8)).runs["throughput"] == "published"
+    assert agree(store, locked(outcome, seed=8), here()).runs["throughput"] == "published"
 
 
 def test_the_run_of_a_stage_that_failed_is_not_claimed_though_its_results_are_these(
@@ -96,7 +97,7 @@ def test_the_run_of_a_stage_that_failed_is_not_claimed_though_its_results_are_th
     with pytest.raises(ClaimError):
         stage()
 
-    assert agree(store, locked(outcome)).runs["throughput"] == "published"
+    assert agree(store, locked(outcome), here()).runs["throughput"] == "published"
 
 
 def test_a_run_half_made_is_never_taken_for_done(
@@ -105,10 +106,10 @@ def test_a_run_half_made_is_never_taken_for_done(
     with monkeypatch.context() as patch:
         patch.setattr(publication, "_files", lambda pipeline: {"missing": Path("missing")})
         with pytest.raises(FileNotFoundError):
-            agree(store, pipeline)
+            agree(store, pipeline, here())
     assert counts(store, client) == (1, 0)
 
-    assert agree(store, pipeline).runs == {"throughput": "as it was", "pipeline": "published"}
+    assert agree(store, pipeline, here()).runs == {"throughput": "as it was", "pipeline": "published"}
     assert counts(store, client) == (1, 1)
 
 
@@ -120,12 +121,12 @@ def test_the_tag_that_identifies_a_run_is_set_last(
     for name in ("params", "measured", "files", "tags", "end"):
         original = getattr(Journal, name)
 
-        def spied(self: Journal, given: object, name: str = name, original: object = original) -> None:
+        def spied(self: Journal, given: object, *, name: str = name, original: object = original, **at: object) -> None:
             calls.append((self.run_id, f"{name} {sorted(given)}" if isinstance(given, dict) else name))
-            original(self, given)  # type: ignore[operator]
+            original(self, given, **at)  # type: ignore[operator]
 
         monkeypatch.setattr(Journal, name, spied)
-    agree(store, pipeline)
+    agree(store, pipeline, here())
 
     (run_id,) = {run for run, call in calls if call == f"tags {[mark]}"}
     made = [call for run, call in calls if run == run_id]
@@ -137,7 +138,7 @@ def test_a_stage_whose_files_are_not_those_of_the_lock_is_not_published(
 ) -> None:
     Path("outputs/throughput/metrics.json").write_text("{}")
 
-    agreement = agree(store, pipeline)
+    agreement = agree(store, pipeline, here())
 
     assert agreement.runs == {}
     assert "outputs/throughput/metrics.json: missing, or not as dvc.lock has it" in agreement.problems[0]
@@ -150,7 +151,7 @@ def test_a_curve_of_text_and_nulls_is_published(store: Store, client: MlflowClie
         point | {"world_size": 1, "loss": None, "note": "n"},
         point | {"world_size": 1, "loss": 1.5, "note": None},
     ]
-    agree(store, locked(Outcome({}, Curve("throughput", "accum_steps", tuple(points)), [])))
+    agree(store, locked(Outcome({}, Curve("throughput", "accum_steps", tuple(points)), [])), here())
 
     (run,) = runs(store, client, store.name)
     assert run.data.metrics == {"throughput/sgd/loss": 1.5}

@@ -1,16 +1,22 @@
-"""The pipeline's last stage, and `gradaccum sync`: both make MLflow agree with the working folder."""
+"""The pipeline's last stage, and `gradaccum sync`: both make MLflow agree with the files."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from gradaccum.errors import ConfigError
-from gradaccum.tracking.lockfile import Pipeline, read_pipeline
+from gradaccum.errors import ConfigError, GradaccumError
+from gradaccum.tracking.history import hindrances, laid_out, open_cache, past
+from gradaccum.tracking.lockfile import LOCK, Pipeline, read_pipeline
 from gradaccum.tracking.memory import has_unclaimed_runs, is_published
 from gradaccum.tracking.patience import STAGE_SECONDS, Patience, TrackingError, tracking_mode
+from gradaccum.tracking.provenance import Origin, here
 from gradaccum.tracking.store import Store, locate
+
+if TYPE_CHECKING:
+    from gradaccum.tracking.agreement import Agreement
 
 SYNC_SECONDS = 600.0
 
@@ -49,17 +55,59 @@ def sync() -> None:
     _publish(store, read_pipeline(), Patience(store.label, seconds=SYNC_SECONDS, strict=True))
 
 
+def sync_all() -> None:
+    """Publish the states of all commits and experiments that MLflow lacks, oldest first, then the working folder's.
+
+    What cannot be published is told and left out: its results are not in DVC's cache, or it is no whole state.
+
+    Raises:
+        ConfigError: there is no git repository.
+        TrackingError: as of `sync`.
+    """
+    store = locate()
+    cache = open_cache(store.root)
+    done = [_publish_past(store, cache, origin) for origin in past(store.root)]
+    there, made = done.count("there"), done.count("made")
+    print(f"MLflow: of {len(done)} past states {there} were there, {made} are published. Store: {store.label}")
+    if LOCK.exists():
+        sync()
+
+
+def _publish_past(store: Store, cache: Any, origin: Origin) -> str:
+    """`there`, `made`, or `left out`."""
+    from gradaccum.tracking.agreement import has_run  # noqa: PLC0415 - mlflow takes a second
+
+    patience = Patience(store.label, seconds=SYNC_SECONDS, strict=True)
+    try:
+        with laid_out(store.root, origin) as pipeline:
+            if patience.call("say what it has", lambda: has_run(store, pipeline, origin)):
+                return "there"
+            problems = hindrances(cache, pipeline)
+            if not problems:
+                agreement = patience.call("take a past state", lambda: _agreement(store, pipeline, origin))
+                problems = agreement.problems if agreement else []
+    except ConfigError as error:
+        problems = [str(error)]
+    if problems:
+        _log.warning("%s is left out. %s", " ".join([origin.commit[:7], origin.experiment]).strip(), " ".join(problems))
+    return "left out" if problems else "made"
+
+
 def _publish(store: Store, pipeline: Pipeline, patience: Patience) -> None:
-    def publish() -> tuple[str, list[str]]:
-        from gradaccum.tracking.agreement import agree  # noqa: PLC0415 - mlflow takes a second
+    agreement = patience.call("take the pipeline's state", lambda: _agreement(store, pipeline, here()))
+    if agreement is not None:
+        print(f"MLflow: {agreement}. Store: {store.label}")
+        _complain(agreement.problems, strict=patience.strict)
 
-        agreement = agree(store, pipeline)
-        return str(agreement), agreement.problems
 
-    done = patience.call("take the pipeline's state", publish)
-    if done is not None:
-        print(f"MLflow: {done[0]}. Store: {store.label}")
-        _complain(done[1], strict=patience.strict)
+def _agreement(store: Store, pipeline: Pipeline, origin: Origin) -> Agreement:
+    """Agree; a result file that cannot be read is a problem of that state, not the store's."""
+    from gradaccum.tracking.agreement import Agreement, agree  # noqa: PLC0415 - mlflow takes a second
+
+    try:
+        return agree(store, pipeline, origin)
+    except GradaccumError as error:
+        return Agreement({}, [str(error)])
 
 
 def _complain(problems: Sequence[str], *, strict: bool) -> None:
