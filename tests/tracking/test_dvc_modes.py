@@ -184,7 +184,7 @@ def test_a_colleague_rebuilds_the_runs_after_git_clone_and_dvc_pull(project: Pro
     colleague = Project(tmp_path / "colleague")
 
     before = colleague.sync(check=False)
-    assert before.returncode == 1
+    assert before.exit_code == 1
     assert "dvc pull" in before.stderr
 
     colleague.dvc("pull")

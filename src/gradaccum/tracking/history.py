@@ -19,13 +19,13 @@ _TIMES = "%H %ct"
 
 
 def past(root: Path) -> list[Origin]:
-    """Every commit and experiment that holds a dvc.lock, oldest first; of commits with equal ones, the first."""
+    """Every commit and experiment that holds a pipeline's lock, oldest first; of commits with equal ones, the first."""
     every = sorted([*_commits(root), *_experiments(root)], key=lambda origin: origin.committed_ms or 0)
     names = [f"{origin.commit}:./{file}" for origin in every for file in (LOCK, PIPELINE)]
     blobs = _git(root, "cat-file", "--batch-check=%(objectname)", given="\n".join(names)).decode().splitlines()
     first: dict[tuple[str, str, str], Origin] = {}
     for origin, lock, pipeline in zip(every, blobs[::2], blobs[1::2], strict=True):
-        if not lock.endswith(" missing"):
+        if not any(blob.endswith(" missing") for blob in (lock, pipeline)):
             first.setdefault((lock, pipeline, origin.experiment), origin)
     return list(first.values())
 
@@ -43,10 +43,10 @@ def laid_out(root: Path, origin: Origin) -> Iterator[Pipeline]:
         yield pipeline
 
 
-def hindrances(cache: Any, pipeline: Pipeline) -> list[str]:
+def hindrance(cache: Any, pipeline: Pipeline) -> str:
     """Copy what the folder lacks of the results from the cache; why there is no whole state even so, if that is so."""
     if stale := pipeline.stale():
-        return [f"It is no whole state: {', '.join(stale)} was run on older results than those beside."]
+        return f"It is no whole state: {', '.join(stale)} was run on older results than those beside."
     lacking = [
         path
         for stage in pipeline.counted
@@ -54,7 +54,7 @@ def hindrances(cache: Any, pipeline: Pipeline) -> list[str]:
         if not Path(path).exists() and not _from_cache(cache, md5, Path(path))
     ]
     advice = "Get what a remote has with `dvc fetch --all-commits` or `dvc exp pull`, then sync again."
-    return [f"DVC's cache lacks {', '.join(lacking)}. {advice}"] if lacking else []
+    return f"DVC's cache lacks {', '.join(lacking)}. {advice}" if lacking else ""
 
 
 def open_cache(root: Path) -> Any:

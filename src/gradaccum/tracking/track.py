@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradaccum.errors import ConfigError, GradaccumError
-from gradaccum.tracking.history import hindrances, laid_out, open_cache, past
+from gradaccum.tracking.history import hindrance, laid_out, open_cache, past
 from gradaccum.tracking.lockfile import LOCK, Pipeline, read_pipeline
 from gradaccum.tracking.memory import has_unclaimed_runs, is_published
 from gradaccum.tracking.patience import STAGE_SECONDS, Patience, TrackingError, tracking_mode
@@ -66,31 +66,32 @@ def sync_all() -> None:
     """
     store = locate()
     cache = open_cache(store.root)
-    done = [_publish_past(store, cache, origin) for origin in past(store.root)]
-    there, made = done.count("there"), done.count("made")
+    done = {origin: _publish_past(store, cache, origin) for origin in past(store.root)}
+    for origin, how in done.items():
+        if how not in ("as it was", "published"):
+            _log.warning("%s is left out. %s", f"{origin.commit[:7]} {origin.experiment}".strip(), how)
+    there, made = (list(done.values()).count(how) for how in ("as it was", "published"))
     print(f"MLflow: of {len(done)} past states {there} were there, {made} are published. Store: {store.label}")
     if LOCK.exists():
         sync()
 
 
 def _publish_past(store: Store, cache: Any, origin: Origin) -> str:
-    """`there`, `made`, or `left out`."""
+    """How the state's run came about: `as it was`, `published`; else why there is none."""
     from gradaccum.tracking.agreement import has_run  # noqa: PLC0415 - mlflow takes a second
 
     patience = Patience(store.label, seconds=SYNC_SECONDS, strict=True)
     try:
         with laid_out(store.root, origin) as pipeline:
             if patience.call("say what it has", lambda: has_run(store, pipeline, origin)):
-                return "there"
-            problems = hindrances(cache, pipeline)
-            if not problems:
-                agreement = patience.call("take a past state", lambda: _agreement(store, pipeline, origin))
-                problems = agreement.problems if agreement else []
+                return "as it was"
+            if why := hindrance(cache, pipeline):
+                return why
+            agreement = patience.call("take a past state", lambda: _agreement(store, pipeline, origin))
     except ConfigError as error:
-        problems = [str(error)]
-    if problems:
-        _log.warning("%s is left out. %s", " ".join([origin.commit[:7], origin.experiment]).strip(), " ".join(problems))
-    return "left out" if problems else "made"
+        return str(error)
+    assert agreement  # strict patience raises instead
+    return " ".join(agreement.problems) or agreement.runs.get("pipeline", "It has no measurement.")
 
 
 def _publish(store: Store, pipeline: Pipeline, patience: Patience) -> None:
