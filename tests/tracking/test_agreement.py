@@ -22,7 +22,7 @@ from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import LockedStage, Pipeline
 from gradaccum.tracking.memory import md5
 from gradaccum.tracking.patience import TrackingError
-from gradaccum.tracking.provenance import here
+from gradaccum.tracking.provenance import Origin, here
 from gradaccum.tracking.stage_run import stage_run
 from gradaccum.tracking.store import Store
 from gradaccum.tracking.track import sync, track
@@ -111,6 +111,24 @@ def test_a_run_half_made_is_never_taken_for_done(
 
     assert agree(store, pipeline, here()).runs == {"throughput": "as it was", "pipeline": "published"}
     assert counts(store, client) == (1, 1)
+
+
+def test_a_past_state_that_is_published_late_supersedes_nothing_and_is_superseded_by_what_came_after(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    agree(store, locked(outcome), here())
+    (current,) = runs(store, client, store.name)
+    (stage,) = runs(store, client, store.stages_name)
+    earlier = locked(Outcome({"peak_samples_per_sec": 1.0}, outcome.curve, []))
+
+    agree(store, earlier, Origin("0123456", dirty=False, committed_ms=1_000))
+
+    for name, last in ((store.name, current), (store.stages_name, stage)):
+        by_id = {run.info.run_id: run for run in runs(store, client, name)}
+        assert "superseded" not in by_id.pop(last.info.run_id).data.tags
+        (old,) = by_id.values()
+        assert old.data.tags["superseded"] == last.info.run_id
+        assert (old.info.start_time, old.info.end_time) == (1_000, 1_000)
 
 
 @pytest.mark.parametrize("mark", ["stage_key", "state"])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gradaccum.tracking.postgres import ServerError, database, log_file
 from gradaccum.tracking.store import MEMORY, locate
+from gradaccum.tracking.tether import tethered
 
 # One worker and no job runner: MLflow's defaults take gigabytes and half a minute.
 _LEAN = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -34,7 +35,11 @@ def mlflow_server(
     environment |= _LEAN | {"MLFLOW_BACKEND_STORE_URI": store_uri}  # not in the command: it may hold a password
     with log_file(log) as output:
         server = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            tethered(signal.SIGTERM, command),
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             yield server
