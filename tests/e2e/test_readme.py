@@ -42,7 +42,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
 
 def test_every_command_block_runs(clone: Clone) -> None:
     script = "set -e\n" + "\n".join(COMMANDS)
-    done = clone.run("bash", "-c", script, check=False, timeout=500, PYTEST_ADDOPTS="--collect-only --quiet")
+    environment = {"PYTEST_ADDOPTS": "--collect-only --quiet", "GRADACCUM_TRACKING": "strict"}
+    done = clone.run("bash", "-c", script, check=False, timeout=500, **environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 

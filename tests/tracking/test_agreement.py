@@ -13,35 +13,26 @@ from mlflow import MlflowClient
 
 from gradaccum.errors import ClaimError
 from gradaccum.results.curve import Curve
-from gradaccum.results.files import write_json, write_outcome
+from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
 from gradaccum.tracking import publication
 from gradaccum.tracking import track as track_module
 from gradaccum.tracking.agreement import agree
 from gradaccum.tracking.journal import Journal
-from gradaccum.tracking.lockfile import LockedStage, Pipeline
-from gradaccum.tracking.memory import md5
+from gradaccum.tracking.lockfile import Pipeline
 from gradaccum.tracking.patience import TrackingError
 from gradaccum.tracking.provenance import Origin, here
 from gradaccum.tracking.stage_run import stage_run
 from gradaccum.tracking.store import Store
 from gradaccum.tracking.track import sync, track
 from tests.tracking.dvc_project import SOURCE, Project, wait_until
-
-PARAMS = {"seed": 7, "throughput": {"micro_batch": 4}}
+from tests.tracking.locked import PARAMS, locked
 
 
 @pytest.fixture
 def pipeline(repository: Path, outcome: Outcome) -> Pipeline:
     """A measured stage and a report, as DVC would have locked them, with their files in the working folder."""
     return locked(outcome)
-
-
-def locked(outcome: Outcome, **params: object) -> Pipeline:
-    joined = write_json(Path("outputs/accum-curve.json"), outcome.curve.to_json())
-    outs = {str(path): md5(path) for path in write_outcome(outcome)}
-    measured = LockedStage("throughput", "python t.py", {"t.py": "1"}, {"params.yaml": {**PARAMS, **params}}, outs)
-    return Pipeline({"throughput": measured, "report": LockedStage("report", "r", outs=({str(joined): md5(joined)}))})
 
 
 def counts(store: Store, client: MlflowClient) -> tuple[int, int]:
