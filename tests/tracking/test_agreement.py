@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from gradaccum.tracking import track as track_module
 from gradaccum.tracking.agreement import agree
 from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import Pipeline
+from gradaccum.tracking.memory import is_published
 from gradaccum.tracking.patience import TrackingError
 from gradaccum.tracking.provenance import Origin, here
 from gradaccum.tracking.stage_run import stage_run
@@ -112,7 +114,8 @@ def test_a_past_state_that_is_published_late_supersedes_nothing_and_is_supersede
     (stage,) = runs(store, client, store.stages_name)
     earlier = locked(Outcome({"peak_samples_per_sec": 1.0}, outcome.curve, []))
 
-    agree(store, earlier, Origin("0123456", dirty=False, committed_ms=1_000))
+    for _ in range(2):
+        agree(store, earlier, Origin("0123456", dirty=False, committed_ms=1_000))
 
     for name, last in ((store.name, current), (store.stages_name, stage)):
         by_id = {run.info.run_id: run for run in runs(store, client, name)}
@@ -188,6 +191,19 @@ def test_track_does_not_fail_the_pipeline_unless_strict(
     monkeypatch.setenv("GRADACCUM_TRACKING", "strict")
     with pytest.raises(TrackingError, match=r"dvc\.lock is missing"):
         track()
+
+
+def test_a_run_that_was_deleted_in_the_ui_is_missed_though_another_experiment_has_its_state(
+    store: Store, client: MlflowClient, pipeline: Pipeline
+) -> None:
+    agree(replace(store, name="other"), pipeline, here())
+    agree(store, pipeline, here())
+    assert is_published(store, pipeline.state, "")
+    (run,) = runs(store, client, store.name)
+
+    client.delete_run(run.info.run_id)
+
+    assert not is_published(store, pipeline.state, "")
 
 
 def test_track_warns_once_of_a_store_that_is_down_and_sync_fails(
