@@ -7,11 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from gradaccum.results.outcome import Outcome
+from gradaccum.tracking.agreement import agree
+from gradaccum.tracking.provenance import Origin, here
+from gradaccum.tracking.store import Store
 from tests.tracking.dvc_project import Project
-
-pytestmark = pytest.mark.e2e
+from tests.tracking.locked import locked
 
 SEEN = ("state", "dvc.exp_names", "dvc.baseline")
 
@@ -43,6 +47,7 @@ def seen(runs: list[Run]) -> list[list[str | None]]:
     return [[run.data.tags.get(name) for name in SEEN] for run in runs]
 
 
+@pytest.mark.e2e
 def test_every_commit_s_and_every_experiment_s_run_is_rebuilt_in_their_order_and_once(
     lived: Project, lost: Project
 ) -> None:
@@ -70,6 +75,7 @@ def test_every_commit_s_and_every_experiment_s_run_is_rebuilt_in_their_order_and
     assert lost.git("status", "--porcelain") == status
 
 
+@pytest.mark.e2e
 def test_a_state_whose_lock_is_broken_or_whose_results_the_cache_lacks_is_told_and_left_out(
     lost: Project, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,3 +97,28 @@ def test_a_state_whose_lock_is_broken_or_whose_results_the_cache_lacks_is_told_a
     assert told.keys() == {lacking[:7], broken[:7]}
     assert re.search(r"DVC's cache lacks .*outputs/throughput/accum-curve.json.*dvc fetch", told[lacking[:7]])
     assert "dvc.lock is no YAML" in told[broken[:7]]
+
+
+def test_a_past_state_that_is_published_late_supersedes_nothing_and_is_superseded_by_what_came_after(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    agree(store, locked(outcome), here())
+    (current,) = finished(client, store.name)
+    (stage,) = finished(client, store.stages_name)
+    earlier = locked(Outcome({"peak_samples_per_sec": 1.0}, outcome.curve, []))
+
+    for _ in range(2):
+        agree(store, earlier, Origin("0123456", dirty=False, committed_ms=1_000))
+
+    for name, last in ((store.name, current), (store.stages_name, stage)):
+        by_id = {run.info.run_id: run for run in finished(client, name)}
+        assert "superseded" not in by_id.pop(last.info.run_id).data.tags
+        (old,) = by_id.values()
+        assert old.data.tags["superseded"] == last.info.run_id
+        assert (old.info.start_time, old.info.end_time) == (1_000, 1_000)
+
+
+def finished(client: MlflowClient, name: str) -> list[Run]:
+    experiment = client.get_experiment_by_name(name)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'"))
