@@ -10,10 +10,12 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from gradaccum.errors import ConfigError
 from gradaccum.results.outcome import Outcome
 from gradaccum.tracking.agreement import agree
 from gradaccum.tracking.provenance import Origin, here
 from gradaccum.tracking.store import Store
+from gradaccum.tracking.track import sync_all
 from tests.tracking.dvc_project import Project
 from tests.tracking.locked import locked
 
@@ -97,6 +99,17 @@ def test_a_state_whose_lock_is_broken_or_whose_results_the_cache_lacks_is_told_a
     assert told.keys() == {lacking[:7], broken[:7]}
     assert re.search(r"DVC's cache lacks .*outputs/throughput/accum-curve.json.*dvc fetch", told[lacking[:7]])
     assert "dvc.lock is no YAML" in told[broken[:7]]
+
+
+def test_a_folder_without_a_pipeline_or_without_git_has_no_past_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"dvc.yaml is missing from .*Run this in the project's root"):
+        sync_all()
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    with pytest.raises(ConfigError, match=r"git log failed.*Past states lie in git"):
+        sync_all()
 
 
 def test_a_past_state_that_is_published_late_supersedes_nothing_and_is_superseded_by_what_came_after(

@@ -18,11 +18,13 @@ from gradaccum.tracking.provenance import Origin
 _TIMES = "%H %ct"
 
 
-def past(root: Path) -> list[Origin]:
+def past(folder: Path) -> list[Origin]:
     """Every commit and experiment that holds a pipeline's lock, oldest first; of commits with equal ones, the first."""
-    every = sorted([*_commits(root), *_experiments(root)], key=lambda origin: origin.committed_ms or 0)
+    if not (folder / PIPELINE).exists():
+        raise ConfigError(f"{PIPELINE} is missing from {folder}. Run this in the project's root.")
+    every = sorted([*_commits(folder), *_experiments(folder)], key=lambda origin: origin.committed_ms or 0)
     names = [f"{origin.commit}:./{file}" for origin in every for file in (LOCK, PIPELINE)]
-    blobs = _git(root, "cat-file", "--batch-check=%(objectname)", given="\n".join(names)).decode().splitlines()
+    blobs = _git(folder, "cat-file", "--batch-check=%(objectname)", given="\n".join(names)).decode().splitlines()
     first: dict[tuple[str, str, str], Origin] = {}
     for origin, lock, pipeline in zip(every, blobs[::2], blobs[1::2], strict=True):
         if not any(blob.endswith(" missing") for blob in (lock, pipeline)):
@@ -31,15 +33,15 @@ def past(root: Path) -> list[Origin]:
 
 
 @contextmanager
-def laid_out(root: Path, origin: Origin) -> Iterator[Pipeline]:
+def laid_out(folder: Path, origin: Origin) -> Iterator[Pipeline]:
     """Work in a folder that holds what git has of the commit's state; DVC's cache may hold more of it."""
-    with tempfile.TemporaryDirectory(prefix="gradaccum-") as folder, chdir(folder):
+    with tempfile.TemporaryDirectory(prefix="gradaccum-") as temporary, chdir(temporary):
         for file in (LOCK, PIPELINE, Path(PARAMS)):
-            _from_git(root, origin, file)
+            _from_git(folder, origin, file)
         pipeline = read_pipeline()
         for stage in pipeline.counted:
             for path in stage.outs:
-                _from_git(root, origin, Path(path))
+                _from_git(folder, origin, Path(path))
         yield pipeline
 
 
@@ -59,26 +61,30 @@ def hindrance(cache: Any, pipeline: Pipeline) -> str:
 
 def open_cache(root: Path) -> Any:
     """DVC's cache of the repository, wherever its configuration puts it."""
-    from dvc.repo import Repo  # noqa: PLC0415 - takes a second, and only the past needs it
+    from dvc.exceptions import NotDvcRepoError  # noqa: PLC0415 - takes a second, and only the past needs it
+    from dvc.repo import Repo  # noqa: PLC0415 - likewise
 
-    return Repo(str(root)).cache.local
+    try:
+        return Repo(str(root)).cache.local
+    except NotDvcRepoError as error:
+        raise ConfigError(f"{root} is no DVC repository. Run this in the project's root.") from error
 
 
-def _commits(root: Path) -> list[Origin]:
+def _commits(folder: Path) -> list[Origin]:
     """Those of all branches and tags."""
     everywhere = ("--branches", "--tags", "--remotes", "HEAD")
-    return _origins(_git(root, "log", "--reverse", "--topo-order", f"--format={_TIMES}", *everywhere))
+    return _origins(_git(folder, "log", "--reverse", "--topo-order", f"--format={_TIMES}", *everywhere))
 
 
-def _experiments(root: Path) -> list[Origin]:
+def _experiments(folder: Path) -> list[Origin]:
     """DVC keeps an experiment under refs/exps/<2 digits of its baseline>/<the others>/<name>."""
-    refs = _git(root, "for-each-ref", "--format=%(refname)", "refs/exps").decode().split()
+    refs = _git(folder, "for-each-ref", "--format=%(refname)", "refs/exps").decode().split()
     parts = [ref.split("/") for ref in refs]
     named = [(f"{part[2]}{part[3]}", part[4], "/".join(part)) for part in parts if len(part) == 5 and len(part[2]) == 2]
     return [
         Origin(found.commit, dirty=False, experiment=name, baseline=baseline, committed_ms=found.committed_ms)
         for baseline, name, ref in named
-        for found in _origins(_git(root, "log", "-1", f"--format={_TIMES}", ref))
+        for found in _origins(_git(folder, "log", "-1", f"--format={_TIMES}", ref))
     ]
 
 
@@ -87,9 +93,9 @@ def _origins(log: bytes) -> list[Origin]:
     return [Origin(commit, dirty=False, committed_ms=int(seconds) * 1000) for commit, seconds in pairs]
 
 
-def _from_git(root: Path, origin: Origin, path: Path) -> None:
+def _from_git(folder: Path, origin: Origin, path: Path) -> None:
     """The file as the commit has it, if it has it."""
-    found = _run(root, ["cat-file", "blob", f"{origin.commit}:./{path}"])
+    found = _run(folder, ["cat-file", "blob", f"{origin.commit}:./{path}"])
     if found.returncode == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(found.stdout)
@@ -108,15 +114,15 @@ def _from_cache(cache: Any, md5: str, path: Path) -> bool:
     return True
 
 
-def _git(root: Path, *arguments: str, given: str = "") -> bytes:
-    done = _run(root, arguments, given)
+def _git(folder: Path, *arguments: str, given: str = "") -> bytes:
+    done = _run(folder, ["-c", "log.showSignature=false", *arguments], given)
     if done.returncode:
         raise ConfigError(
-            f"git {arguments[0]} failed in {root}: {done.stderr.decode().strip()}. "
+            f"git {arguments[0]} failed in {folder}: {done.stderr.decode().strip()}. "
             "Past states lie in git: run `gradaccum sync`, without --all, where there is none."
         )
     return done.stdout
 
 
-def _run(root: Path, arguments: Sequence[str], given: str = "") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["git", *arguments], cwd=root, input=given.encode(), capture_output=True, check=False)
+def _run(folder: Path, arguments: Sequence[str], given: str = "") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", *arguments], cwd=folder, input=given.encode(), capture_output=True, check=False)

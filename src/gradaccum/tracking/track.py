@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradaccum.errors import ConfigError, GradaccumError
@@ -61,12 +62,12 @@ def sync_all() -> None:
     What cannot be published is told and left out: its results are not in DVC's cache, or it is no whole state.
 
     Raises:
-        ConfigError: there is no git repository.
+        ConfigError: this is no pipeline's folder, in a repository of git and DVC.
         TrackingError: as of `sync`.
     """
-    store = locate()
-    cache = open_cache(store.root)
-    done = {origin: _publish_past(store, cache, origin) for origin in past(store.root)}
+    store, folder = locate(), Path.cwd()
+    origins, cache = past(folder), open_cache(store.root)
+    done = {origin: _publish_past(store, cache, origin, folder=folder) for origin in origins}
     for origin, how in done.items():
         if how not in ("as it was", "published"):
             _log.warning("%s is left out. %s", f"{origin.commit[:7]} {origin.experiment}".strip(), how)
@@ -76,13 +77,13 @@ def sync_all() -> None:
         sync()
 
 
-def _publish_past(store: Store, cache: Any, origin: Origin) -> str:
+def _publish_past(store: Store, cache: Any, origin: Origin, *, folder: Path) -> str:
     """How the state's run came about: `as it was`, `published`; else why there is none."""
     from gradaccum.tracking.agreement import has_run  # noqa: PLC0415 - mlflow takes a second
 
     patience = Patience(store.label, seconds=SYNC_SECONDS, strict=True)
     try:
-        with laid_out(store.root, origin) as pipeline:
+        with laid_out(folder, origin) as pipeline:
             if patience.call("say what it has", lambda: has_run(store, pipeline, origin)):
                 return "as it was"
             if why := hindrance(cache, pipeline):
