@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from mlflow import MlflowClient
 
 from gradaccum.errors import ClaimError
@@ -18,7 +16,7 @@ from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
 from gradaccum.tracking import publication
 from gradaccum.tracking import track as track_module
-from gradaccum.tracking.agreement import agree
+from gradaccum.tracking.agreement import Agreeing, Agreement, agree
 from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import Pipeline
 from gradaccum.tracking.memory import is_published
@@ -27,7 +25,7 @@ from gradaccum.tracking.provenance import here
 from gradaccum.tracking.stage_run import stage_run
 from gradaccum.tracking.store import Store
 from gradaccum.tracking.track import sync, track
-from tests.tracking.dvc_project import SOURCE, Project, wait_until
+from tests.tracking.dvc_project import Project
 from tests.tracking.locked import PARAMS, locked
 
 
@@ -212,22 +210,16 @@ def test_track_warns_once_of_a_store_that_is_down_and_sync_fails(
         sync()
 
 
-def test_two_at_once_publish_one_run(project: Project, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'own.db'}"
-    script = "from gradaccum.tracking.track import sync; print('ready', flush=True); sync()"
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "MLFLOW_TRACKING_URI": uri}
-    (project.root / ".track").mkdir(exist_ok=True)
-    with FileLock(project.root / ".track" / "agree.lock"):
-        both = [
-            subprocess.Popen([sys.executable, "-c", script], cwd=project.root, env=environment, stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
-        for child in both:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"ready\n"
-    wait_until(lambda: all(child.poll() is not None for child in both))
-    for child in both:
-        child.communicate()
+def test_one_process_at_a_time_agrees_so_that_two_publish_one_run(
+    store: Store, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Agreeing.agree
 
-    assert [child.returncode for child in both] == [0, 0]
-    assert Project(project.root, uri=uri).census() == {"equivalence cached": 1, "throughput cached": 1, "pipeline": 1}
+    def watched(self: Agreeing) -> Agreement:
+        with pytest.raises(Timeout):
+            FileLock(store.root / ".track" / "agree.lock").acquire(timeout=0)
+        return original(self)
+
+    monkeypatch.setattr(Agreeing, "agree", watched)
+
+    assert agree(store, pipeline, here()).runs["pipeline"] == "published"
