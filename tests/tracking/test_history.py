@@ -24,13 +24,14 @@ SEEN = ("state", "dvc.exp_names", "dvc.baseline")
 
 @pytest.fixture(scope="module")
 def lived(template: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Two commits with results, and in the working folder an experiment on the second."""
+    """Two commits with results, one that changes none, and in the working folder an experiment on that."""
     root = tmp_path_factory.mktemp("history") / "project"
     shutil.copytree(template.root, root, symlinks=True)
     project = Project(root)
     project.edit("params.yaml", "throughput: {micro_batch: 4", "throughput: {micro_batch: 2")
     project.dvc("repro")
     project.commit("Smaller")
+    project.run("git", "commit", "--quiet", "--allow-empty", "--message", "Note", GIT_COMMITTER_DATE="2040-01-01T00:00")
     project.dvc("exp", "run", "--name", "larger", "-S", "throughput.micro_batch=8")
     return project
 
@@ -53,8 +54,8 @@ def seen(runs: list[Run]) -> list[list[str | None]]:
 def test_every_commit_s_and_every_experiment_s_run_is_rebuilt_in_their_order_and_once(
     lived: Project, lost: Project
 ) -> None:
-    first, second = lost.git("rev-list", "--max-count=2", "--reverse", "HEAD").split()
-    experiment = lost.git("for-each-ref", "--format=%(objectname)", f"refs/exps/{second[:2]}/{second[2:]}/larger")
+    first, second, third = lost.git("rev-list", "--max-count=3", "--reverse", "HEAD").split()
+    experiment = lost.git("for-each-ref", "--format=%(objectname)", f"refs/exps/{third[:2]}/{third[2:]}/larger")
 
     status = lost.git("status", "--porcelain")
 
@@ -81,7 +82,7 @@ def test_every_commit_s_and_every_experiment_s_run_is_rebuilt_in_their_order_and
 def test_a_state_whose_lock_is_broken_or_whose_results_the_cache_lacks_is_told_and_left_out(
     lost: Project, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lacking = lost.git("rev-parse", "HEAD")
+    lacking = lost.git("rev-parse", "HEAD~1")
     lock = lost.git("show", "HEAD:dvc.lock")
     curve = re.findall(r"path: outputs/throughput/accum-curve.json\s+hash: md5\s+md5: (\w+)", lock)[0]
     (lost.root / ".dvc/cache/files/md5" / curve[:2] / curve[2:]).unlink()
