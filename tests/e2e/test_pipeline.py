@@ -1,9 +1,11 @@
-"""The real pipeline, run by DVC in a clone of the working tree, and README's commands, run in it afterwards."""
+"""The real pipeline, run by DVC in a clone and tracked on a team's server; then README's commands, run in it."""
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,22 +13,49 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradaccum.tracking.client import open_client
+from gradaccum.tracking.lockfile import read_pipeline
 from gradaccum.tracking.store import locate
 from tests.e2e.clone import Clone, clone_working_tree
 from tests.e2e.readme import COMMANDS, FILES
+from tests.tracking.faulty_proxy import faulty_proxy
+from tests.tracking.serving import real_server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.server]
 
 MEASURING = ("equivalence", "ablation", "throughput", "memory", "plan", "efficiency", "scaling", "distributed")
+PASSWORD = secrets.token_hex(8)  # nowhere in the files that are cloned
+
+
+@dataclass(frozen=True)
+class Repro:
+    """A clone after its first `dvc repro`, and what that said."""
+
+    clone: Clone
+    output: str
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """The clone after its first `dvc repro`."""
+def _team_server() -> Iterator[None]:
+    """A server to which every process started here logs in."""
+    with real_server() as address, faulty_proxy(address) as proxy, pytest.MonkeyPatch.context() as patch:
+        proxy.credentials = f"ann:{PASSWORD}"
+        for name, value in (("URI", proxy.address), ("USERNAME", "ann"), ("PASSWORD", PASSWORD)):
+            patch.setenv(f"MLFLOW_TRACKING_{name}", value)
+        patch.setenv("GRADACCUM_TRACKING", "strict")
+        yield
+
+
+@pytest.fixture(scope="module")
+def repro(tmp_path_factory: pytest.TempPathFactory, _team_server: None) -> Repro:
     made = clone_working_tree(tmp_path_factory.mktemp("clone"))
-    made.run("dvc", "repro")
+    done = made.run("dvc", "repro")
     made.commit("Run")
-    return made
+    return Repro(made, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="module")
+def clone(repro: Repro) -> Clone:
+    return repro.clone
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +81,15 @@ def stages_run(output: str) -> list[str]:
 
 
 def runs(clone: Clone, stage: str) -> tuple[MlflowClient, list[Run]]:
-    store = locate(clone.root, {})
-    client = open_client(store)
-    experiment = client.get_experiment_by_name(store.stages_name)
+    """The stage's runs as the server has them, and a client to read more with."""
+    return found(clone, locate(clone.root).stages_name, f"tags.stage = '{stage}'")
+
+
+def found(clone: Clone, name: str, condition: str = "") -> tuple[MlflowClient, list[Run]]:
+    client = open_client(locate(clone.root))
+    experiment = client.get_experiment_by_name(name)
     assert experiment is not None
-    return client, list(client.search_runs([experiment.experiment_id], f"tags.stage = '{stage}'"))
+    return client, list(client.search_runs([experiment.experiment_id], condition))
 
 
 def test_a_repro_writes_every_file_and_leaves_dvc_clean(clone: Clone) -> None:
@@ -85,6 +118,52 @@ def test_each_stage_is_a_finished_run_with_its_curve_and_artifacts(clone: Clone,
     artifacts = {entry.path for entry in client.list_artifacts(run.info.run_id)}
     assert {"accum-curve.json", "metrics.json", "figures"} <= artifacts
     assert any(name.startswith(f"{stage}.") for name in run.data.params)
+
+
+def test_the_pipeline_is_one_run_on_the_server_with_all_params_metrics_curves_and_files(
+    clone: Clone, tmp_path: Path
+) -> None:
+    pipeline = read_pipeline(clone.root)
+    client, (run,) = found(clone, locate(clone.root).name, f"tags.state = '{pipeline.state}'")
+    assert run.info.status == "FINISHED"
+    stages = {stage: runs(clone, stage)[1][0] for stage in MEASURING}
+    for name, stage in stages.items():
+        assert run.data.tags[f"stage_run.{name}"] == stage.info.run_id
+        assert stage.data.params.items() <= run.data.params.items()
+        heads = {f"{name}/{head}": value for head, value in clone.json(f"outputs/{name}/metrics.json").items()}
+        assert {head: run.data.metrics.get(head) for head in heads} == heads
+    curve = clone.json("outputs/throughput/accum-curve.json")["points"]
+    history = client.get_metric_history(run.info.run_id, "throughput/sgd/median_step_ms")
+    assert [(each.step, each.value) for each in history] == [(p["effective_batch"], p["median_step_ms"]) for p in curve]
+    files = Path(client.download_artifacts(run.info.run_id, "", str(tmp_path)))
+    for name in ("accum-curve.json", "skill-gradient-accumulation.md"):
+        assert (files / name).read_bytes() == (clone.root / "outputs" / name).read_bytes()
+    assert (files / "params.yaml").read_bytes() == (clone.root / "params.yaml").read_bytes()
+    assert read_pipeline(files_with_pipeline(files, clone)).state == pipeline.state
+    figures = {path.name for path in (clone.root / "outputs/report").glob("*.png")}
+    assert figures
+    assert {path.name for path in (files / "figures").iterdir()} == figures
+
+
+def files_with_pipeline(files: Path, clone: Clone) -> Path:
+    (files / "dvc.yaml").write_bytes((clone.root / "dvc.yaml").read_bytes())
+    return files
+
+
+def test_nothing_is_running_on_the_server_and_nothing_of_mlflow_s_is_here(clone: Clone) -> None:
+    for name in (locate(clone.root).name, locate(clone.root).stages_name):
+        assert found(clone, name, "attributes.status = 'RUNNING'")[1] == []
+    assert not (clone.root / "mlflow.db").exists()
+    assert not (clone.root / "mlartifacts").exists()
+
+
+def test_the_password_is_nowhere(repro: Repro) -> None:
+    names = (locate(repro.clone.root).name, locate(repro.clone.root).stages_name)
+    logged = [str(run.data) for name in names for run in found(repro.clone, name)[1]]
+    assert len(logged) > len(MEASURING)
+    written = [path.read_bytes() for path in repro.clone.root.rglob("*") if path.is_file()]
+    for text in (repro.output, *logged, *map(repr, written)):
+        assert PASSWORD not in text
 
 
 def test_sweep_metrics_run_along_the_effective_batch(clone: Clone) -> None:

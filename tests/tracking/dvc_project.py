@@ -8,13 +8,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
+from click.testing import CliRunner, Result
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import gradaccum
+from gradaccum.commands.main import main
 from gradaccum.tracking.client import open_client
 from gradaccum.tracking.store import Store, locate
 
@@ -128,9 +131,12 @@ class Project:
     def dvc(self, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-m", "dvc", *arguments, check=check, **environment)
 
-    def sync(self, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        script = "from gradaccum.commands.main import main; main(['sync'])"
-        return self.run(sys.executable, "-c", script, check=check, **environment)
+    def sync(self, *options: str, check: bool = True) -> Result:
+        """`gradaccum sync`, in this process: it need not import mlflow anew."""
+        with chdir(self.root):
+            done = CliRunner().invoke(main, ["sync", *options], env={"DVC_ROOT": None, **self._tracking()})
+        assert done.exit_code == 0 or not check, done.output
+        return done
 
     def git(self, *arguments: str) -> str:
         return self.run("git", *arguments).stdout.strip()

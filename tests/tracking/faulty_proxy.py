@@ -1,4 +1,4 @@
-"""A server in front of another: it can want a password, be slow, freeze, or die in the middle."""
+"""A server in front of another: it can want a password, be slow, or die in the middle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,8 +23,6 @@ class Proxy:
     credentials: str | None = None
     die_at: str | None = None  # part of a path: from the first such request on, every connection is dropped
     dead: bool = False
-    frozen: threading.Event = field(default_factory=threading.Event)
-    thawed: threading.Event = field(default_factory=threading.Event)
     address: str = ""
 
     def forward(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any, bytes]:
@@ -47,10 +45,6 @@ class _Handler(BaseHTTPRequestHandler):
         proxy.dead = proxy.dead or bool(proxy.die_at and proxy.die_at in self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if proxy.dead:
-            self.close_connection = True
-            return
-        if proxy.frozen.is_set():
-            proxy.thawed.wait(timeout=60)
             self.close_connection = True
             return
         time.sleep(proxy.delay_s)
@@ -89,7 +83,6 @@ def faulty_proxy(upstream: str) -> Iterator[Proxy]:
     try:
         yield proxy
     finally:
-        proxy.thawed.set()
         server.shutdown()
         server.server_close()
         thread.join()

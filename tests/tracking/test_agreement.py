@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from mlflow import MlflowClient
 
 from gradaccum.errors import ClaimError
 from gradaccum.results.curve import Curve
-from gradaccum.results.files import write_json, write_outcome
+from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
 from gradaccum.tracking import publication
 from gradaccum.tracking import track as track_module
-from gradaccum.tracking.agreement import agree
+from gradaccum.tracking.agreement import Agreeing, Agreement, agree
 from gradaccum.tracking.journal import Journal
-from gradaccum.tracking.lockfile import LockedStage, Pipeline
-from gradaccum.tracking.memory import md5
+from gradaccum.tracking.lockfile import Pipeline
+from gradaccum.tracking.memory import is_published
 from gradaccum.tracking.patience import TrackingError
+from gradaccum.tracking.provenance import here
 from gradaccum.tracking.stage_run import stage_run
 from gradaccum.tracking.store import Store
 from gradaccum.tracking.track import sync, track
-from tests.tracking.dvc_project import SOURCE, Project, wait_until
-
-PARAMS = {"seed": 7, "throughput": {"micro_batch": 4}}
+from tests.tracking.dvc_project import Project
+from tests.tracking.locked import PARAMS, locked
 
 
 @pytest.fixture
 def pipeline(repository: Path, outcome: Outcome) -> Pipeline:
     """A measured stage and a report, as DVC would have locked them, with their files in the working folder."""
     return locked(outcome)
-
-
-def locked(outcome: Outcome, **params: object) -> Pipeline:
-    joined = write_json(Path("outputs/accum-curve.json"), outcome.curve.to_json())
-    outs = {str(path): md5(path) for path in write_outcome(outcome)}
-    measured = LockedStage("throughput", "python t.py", {"t.py": "1"}, {"params.yaml": {**PARAMS, **params}}, outs)
-    return Pipeline({"throughput": measured, "report": LockedStage("report", "r", outs=({str(joined): md5(joined)}))})
 
 
 def counts(store: Store, client: MlflowClient) -> tuple[int, int]:
@@ -54,8 +46,8 @@ def runs(store: Store, client: MlflowClient, name: str) -> list:  # type: ignore
 
 
 def test_agreeing_twice_adds_nothing(store: Store, client: MlflowClient, pipeline: Pipeline) -> None:
-    first = agree(store, pipeline)
-    second = agree(store, pipeline)
+    first = agree(store, pipeline, here())
+    second = agree(store, pipeline, here())
 
     assert first.runs == {"throughput": "published", "pipeline": "published"}
     assert second.runs == {"throughput": "as it was", "pipeline": "as it was"}
@@ -71,7 +63,7 @@ def test_the_live_run_with_these_results_is_claimed_and_another_is_not(
             run.log(measured, artifacts=write_outcome(measured))
     pipeline = locked(outcome)
 
-    assert agree(store, pipeline).runs["throughput"] == "claimed"
+    assert agree(store, pipeline, here()).runs["throughput"] == "claimed"
     (claimed,) = [run for run in runs(store, client, store.stages_name) if "stage_key" in run.data.tags]
     assert claimed.info.run_id == run.run_id
 
@@ -82,7 +74,7 @@ def test_a_live_run_of_other_params_is_not_claimed_though_its_results_are_equal(
     with stage_run("throughput", PARAMS) as run:
         run.log(outcome, artifacts=write_outcome(outcome))
 
-    assert agree(store, locked(outcome, seed=8)).runs["throughput"] == "published"
+    assert agree(store, locked(outcome, seed=8), here()).runs["throughput"] == "published"
 
 
 def test_the_run_of_a_stage_that_failed_is_not_claimed_though_its_results_are_these(
@@ -96,7 +88,7 @@ def test_the_run_of_a_stage_that_failed_is_not_claimed_though_its_results_are_th
     with pytest.raises(ClaimError):
         stage()
 
-    assert agree(store, locked(outcome)).runs["throughput"] == "published"
+    assert agree(store, locked(outcome), here()).runs["throughput"] == "published"
 
 
 def test_a_run_half_made_is_never_taken_for_done(
@@ -105,11 +97,24 @@ def test_a_run_half_made_is_never_taken_for_done(
     with monkeypatch.context() as patch:
         patch.setattr(publication, "_files", lambda pipeline: {"missing": Path("missing")})
         with pytest.raises(FileNotFoundError):
-            agree(store, pipeline)
+            agree(store, pipeline, here())
     assert counts(store, client) == (1, 0)
 
-    assert agree(store, pipeline).runs == {"throughput": "as it was", "pipeline": "published"}
+    assert agree(store, pipeline, here()).runs == {"throughput": "as it was", "pipeline": "published"}
     assert counts(store, client) == (1, 1)
+
+
+def test_going_back_to_earlier_results_makes_their_runs_the_current_ones_again(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    other = Outcome({"peak_samples_per_sec": 1.0}, outcome.curve, [])
+    for measured in (outcome, other, outcome):
+        agree(store, locked(measured), here())
+
+    for name in (store.name, store.stages_name):
+        later, earlier = runs(store, client, name)
+        assert "superseded" not in earlier.data.tags
+        assert later.data.tags["superseded"] == earlier.info.run_id
 
 
 @pytest.mark.parametrize("mark", ["stage_key", "state"])
@@ -120,12 +125,12 @@ def test_the_tag_that_identifies_a_run_is_set_last(
     for name in ("params", "measured", "files", "tags", "end"):
         original = getattr(Journal, name)
 
-        def spied(self: Journal, given: object, name: str = name, original: object = original) -> None:
+        def spied(self: Journal, given: object, *, name: str = name, original: object = original, **at: object) -> None:
             calls.append((self.run_id, f"{name} {sorted(given)}" if isinstance(given, dict) else name))
-            original(self, given)  # type: ignore[operator]
+            original(self, given, **at)  # type: ignore[operator]
 
         monkeypatch.setattr(Journal, name, spied)
-    agree(store, pipeline)
+    agree(store, pipeline, here())
 
     (run_id,) = {run for run, call in calls if call == f"tags {[mark]}"}
     made = [call for run, call in calls if run == run_id]
@@ -137,7 +142,7 @@ def test_a_stage_whose_files_are_not_those_of_the_lock_is_not_published(
 ) -> None:
     Path("outputs/throughput/metrics.json").write_text("{}")
 
-    agreement = agree(store, pipeline)
+    agreement = agree(store, pipeline, here())
 
     assert agreement.runs == {}
     assert "outputs/throughput/metrics.json: missing, or not as dvc.lock has it" in agreement.problems[0]
@@ -150,7 +155,7 @@ def test_a_curve_of_text_and_nulls_is_published(store: Store, client: MlflowClie
         point | {"world_size": 1, "loss": None, "note": "n"},
         point | {"world_size": 1, "loss": 1.5, "note": None},
     ]
-    agree(store, locked(Outcome({}, Curve("throughput", "accum_steps", tuple(points)), [])))
+    agree(store, locked(Outcome({}, Curve("throughput", "accum_steps", tuple(points)), [])), here())
 
     (run,) = runs(store, client, store.name)
     assert run.data.metrics == {"throughput/sgd/loss": 1.5}
@@ -180,6 +185,19 @@ def test_track_does_not_fail_the_pipeline_unless_strict(
         track()
 
 
+def test_a_run_that_was_deleted_in_the_ui_is_missed_though_another_experiment_has_its_state(
+    store: Store, client: MlflowClient, pipeline: Pipeline
+) -> None:
+    agree(replace(store, name="other"), pipeline, here())
+    agree(store, pipeline, here())
+    assert is_published(store, pipeline.state, "")
+    (run,) = runs(store, client, store.name)
+
+    client.delete_run(run.info.run_id)
+
+    assert not is_published(store, pipeline.state, "")
+
+
 def test_track_warns_once_of_a_store_that_is_down_and_sync_fails(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,22 +210,16 @@ def test_track_warns_once_of_a_store_that_is_down_and_sync_fails(
         sync()
 
 
-def test_two_at_once_publish_one_run(project: Project, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path / 'own.db'}"
-    script = "from gradaccum.tracking.track import sync; print('ready', flush=True); sync()"
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "MLFLOW_TRACKING_URI": uri}
-    (project.root / ".track").mkdir(exist_ok=True)
-    with FileLock(project.root / ".track" / "agree.lock"):
-        both = [
-            subprocess.Popen([sys.executable, "-c", script], cwd=project.root, env=environment, stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
-        for child in both:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"ready\n"
-    wait_until(lambda: all(child.poll() is not None for child in both))
-    for child in both:
-        child.communicate()
+def test_one_process_at_a_time_agrees_so_that_two_publish_one_run(
+    store: Store, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Agreeing.agree
 
-    assert [child.returncode for child in both] == [0, 0]
-    assert Project(project.root, uri=uri).census() == {"equivalence cached": 1, "throughput cached": 1, "pipeline": 1}
+    def watched(self: Agreeing) -> Agreement:
+        with pytest.raises(Timeout):
+            FileLock(store.root / ".track" / "agree.lock").acquire(timeout=0)
+        return original(self)
+
+    monkeypatch.setattr(Agreeing, "agree", watched)
+
+    assert agree(store, pipeline, here()).runs["pipeline"] == "published"

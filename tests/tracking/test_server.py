@@ -1,11 +1,11 @@
-"""A team's server: runs and artifacts arrive there, and whatever it does, no measurement is lost or kept waiting."""
+"""A team's server: whatever it does, no measurement is lost or kept waiting, and `sync` completes what is missing."""
 
 from __future__ import annotations
 
-import shutil
-import socket
-import tempfile
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,28 +13,24 @@ import pytest
 
 from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
-from gradaccum.tracking import stage_run as stage_run_module
-from gradaccum.tracking.patience import Patience
-from gradaccum.tracking.server import team_server
-from gradaccum.tracking.stage_run import stage_run
-from tests.tracking.dvc_project import Project, make_project
+from gradaccum.tracking import journal, stage_run, track
+from gradaccum.tracking.client import open_client
+from gradaccum.tracking.patience import THREAD, Patience
+from gradaccum.tracking.store import locate
+from tests.tracking.dvc_project import make_project, wait_until
 from tests.tracking.faulty_proxy import Proxy, faulty_proxy
+from tests.tracking.locked import PARAMS, locked
+from tests.tracking.serving import frozen, real_server
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("server")]
 
-PASSWORD = "open-sesame-42"
+PASSWORD = "wrong-password"
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    """The address of a real one, with its data in a folder that PostgreSQL's user may reach."""
-    folder = Path(tempfile.mkdtemp(prefix="gradaccum-server-"))
-    folder.chmod(0o755)
-    try:
-        with team_server(folder, port=free_port()) as address:
-            yield address
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with real_server() as address:
+        yield address
 
 
 @pytest.fixture
@@ -43,52 +39,11 @@ def proxy(server: str) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture
-def project(tmp_path: Path, request: pytest.FixtureRequest) -> Project:
-    """A project that has not run, with an experiment of its own on the server."""
-    return replace(make_project(tmp_path / "project"), experiment=request.node.name)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds in place of half a minute."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(stage_run_module, "Patience", lambda store, strict: Patience(store, seconds=3, strict=strict))
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.e2e
-def test_a_pipeline_tracked_on_a_server_is_read_back_from_there(project: Project, proxy: Proxy) -> None:
-    proxy.credentials = f"ann:{PASSWORD}"
-    project = replace(project, uri=proxy.address)
-    known = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
-
-    said = project.dvc("repro", **known)
-
-    direct = replace(project, uri=proxy.upstream)
-    assert direct.census() == {"equivalence": 1, "throughput": 1, "pipeline": 1}
-    (run,) = direct.pipeline_runs()
-    curve = direct.client.download_artifacts(run.info.run_id, "accum-curve.json", str(project.root.parent))
-    assert Path(curve).read_bytes() == (project.root / "outputs/accum-curve.json").read_bytes()
-    assert not (project.root / "mlflow.db").exists()
-    assert not (project.root / "mlartifacts").exists()
-    again = project.dvc("repro", **known)
-    assert "nothing new" in again.stdout
-    written = [path.read_bytes() for path in project.root.rglob("*") if path.is_file()]
-    logged = [str(run.data) for run in (*direct.stage_runs(), *direct.pipeline_runs())]
-    for text in (said.stdout, said.stderr, again.stdout, *logged, *map(repr, written)):
-        assert PASSWORD not in text
-
-
 def test_a_server_that_dies_in_the_middle_costs_warnings_only_and_sync_completes_it(
-    project: Project, proxy: Proxy
+    tmp_path: Path, proxy: Proxy
 ) -> None:
-    project = replace(project, uri=proxy.address)
+    project = replace(make_project(tmp_path / "project"), uri=proxy.address, experiment="dying")
     proxy.die_at = "mlflow-artifacts"
 
     done = project.dvc("repro", GRADACCUM_TRACKING="on")
@@ -108,26 +63,95 @@ def test_a_server_that_dies_in_the_middle_costs_warnings_only_and_sync_completes
     }
 
 
-@pytest.mark.usefixtures("repository", "impatient")
-@pytest.mark.parametrize("fault", ["down", "frozen", "slow", "refusing", "dying"])
-def test_a_stage_keeps_its_results_and_warns_once_when_the_server_is(
-    fault: str, proxy: Proxy, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@contextmanager
+def down(proxy: Proxy) -> Iterator[None]:
+    proxy.dead = True
+    yield
+    proxy.dead = False
+
+
+@contextmanager
+def dying(proxy: Proxy) -> Iterator[None]:
+    proxy.die_at = "mlflow-artifacts"
+    yield
+    proxy.die_at, proxy.dead = None, False
+
+
+@contextmanager
+def slow(proxy: Proxy) -> Iterator[None]:
+    proxy.delay_s = 0.3
+    yield
+    proxy.delay_s = 0
+
+
+@contextmanager
+def refusing(proxy: Proxy) -> Iterator[None]:
+    proxy.credentials = "ann:right-password"
+    yield
+    proxy.credentials = None
+
+
+def stopped(proxy: Proxy) -> AbstractContextManager[None]:
+    return frozen()
+
+
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize(
+    ("fault", "midway"),
+    [(down, False), (down, True), (stopped, False), (stopped, True), (slow, False), (refusing, False), (dying, True)],
+)
+def test_a_stage_keeps_its_results_and_warns_once_and_sync_completes_it_when_the_server_is(
+    fault: Callable[[Proxy], AbstractContextManager[None]],
+    midway: bool,
+    proxy: Proxy,
+    outcome: Outcome,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    proxy.dead = fault == "down"
-    proxy.die_at = "mlflow-artifacts" if fault == "dying" else None
-    proxy.delay_s = 0.9 if fault == "slow" else 0
-    proxy.credentials = f"ann:{PASSWORD}" if fault == "refusing" else None
-    if fault == "frozen":
-        proxy.frozen.set()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.address)
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-password")
+    known = {"USERNAME": "ann", "PASSWORD": PASSWORD, "URI": proxy.address}
+    for name, value in known.items():
+        monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", f"{fault.__name__} {midway}")
+    patience = Patience(proxy.address)
+    monkeypatch.setattr(stage_run, "Patience", lambda store, strict: patience)
 
-    with stage_run("throughput", {"seed": 7}) as run:
-        paths = write_outcome(outcome)
-        run.log(outcome, artifacts=paths, figures={"throughput.png": b"figure"})
+    with monkeypatch.context() as hasty, nullcontext() if midway else fault(proxy):
+        if not midway:
+            _be_hasty(hasty, patience)
+        with stage_run.stage_run("throughput", PARAMS) as run, fault(proxy) if midway else nullcontext():
+            assert (run.run_id is not None) is midway
+            _be_hasty(hasty, patience)
+            pipeline = locked(outcome)
+            run.log(outcome, artifacts=write_outcome(outcome), figures={"throughput.png": b"figure"})
+            _wait_for_calls_left_behind()
+        _wait_for_calls_left_behind()
 
-    assert all(path.exists() for path in paths)
-    assert len(caplog.records) == 1
-    assert f"MLflow at {proxy.address} could not" in caplog.text
-    assert "wrong-password" not in caplog.text
+    (warning,) = caplog.records
+    assert f"MLflow at {proxy.address} could not" in warning.message
+    assert PASSWORD not in caplog.text
+    if fault is stopped:
+        assert "no answer in time" in warning.message  # cut off by the patience, whatever the call would have waited
+
+    monkeypatch.setattr(track, "read_pipeline", lambda: pipeline)
+    monkeypatch.setattr(journal, "is_gone", lambda tags: True)  # as a stage's process is by then
+    track.sync()
+
+    client, store = open_client(locate()), locate()
+    for name in (store.name, store.stages_name):
+        experiment = client.get_experiment_by_name(name)
+        assert experiment is not None
+        ended = Counter(run.info.status for run in client.search_runs([experiment.experiment_id]))
+        assert ended["FINISHED"] == 1
+        assert ended.keys() <= {"FINISHED", "KILLED"}
+
+
+def _be_hasty(patch: pytest.MonkeyPatch, patience: Patience) -> None:
+    """Half a second in place of half a minute."""
+    patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    patience.left = 0.5
+
+
+def _wait_for_calls_left_behind() -> None:
+    """A stage's process would have ended; here they would come through once the server answers again."""
+    wait_until(lambda: not any(thread.name == THREAD for thread in threading.enumerate()))

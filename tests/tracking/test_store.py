@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -128,6 +129,23 @@ def test_a_moved_repository_keeps_its_runs_and_opens_their_artifacts(tmp_path: P
     assert later.info.artifact_uri.startswith(str(moved))
 
 
+def test_a_database_whose_making_was_cut_short_is_not_put_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "SqlAlchemyStore", lambda uri, artifacts: _half_made(Path(uri[10:])))
+    (tmp_path / ".dvc").mkdir()
+    with pytest.raises(OSError, match="disk is full"):
+        open_client(locate(tmp_path, {}))
+
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def _half_made(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE experiments (half INTEGER)")
+    raise OSError("disk is full")
+
+
 LOGGING_PROCESS = """
 from pathlib import Path
 from gradaccum.results.curve import Curve
@@ -142,6 +160,8 @@ with stage_run("throughput", {"seed": 1}) as run:
 
 def test_four_processes_make_the_store_and_log_at_once_and_nothing_is_lost(tmp_path: Path) -> None:
     (tmp_path / ".dvc").mkdir()
+    with suppress(OSError):
+        _half_made(tmp_path / "mlflow.db.new")  # what a killed one leaves
     command = [sys.executable, "-c", LOGGING_PROCESS]
     children = [
         subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=_strict()) for _ in range(4)

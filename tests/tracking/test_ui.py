@@ -1,4 +1,4 @@
-"""MLflow's UI in a real browser: two states of the pipeline that differ in one parameter can be told apart."""
+"""MLflow's UI in a real browser: two experiments that differ in one parameter can be told apart."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ pytestmark = [
 ]
 METRIC = "throughput/sgd/samples_per_sec"
 PARAM = "throughput.micro_batch"
+EXPERIMENTS = {"larger": 8, "largest": 16}  # the baseline has 4
 PATIENCE_MS = 60_000
 
 
 @dataclass(frozen=True)
 class UI:
-    """`make ui` over a project with two pipeline states."""
+    """`make ui` over a project with a baseline and two experiments; `runs` are those of the experiments."""
 
     address: str
     said: str
+    noise: Path
     project: Project
     runs: list[str]
     experiment: str
@@ -54,20 +56,25 @@ def ui(template: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     root = tmp_path_factory.mktemp("ui") / "project"
     shutil.copytree(template.root, root, symlinks=True)
     project = Project(root)
-    project.dvc("exp", "run", "--name", "larger", "-S", f"{PARAM}=8")
-    runs = project.pipeline_runs()
+    for name, value in EXPERIMENTS.items():
+        project.dvc("exp", "run", "--name", name, "-S", f"{PARAM}={value}")
+    baseline, *runs = project.pipeline_runs()
     port = free_port()
     command = [sys.executable, "-m", "gradaccum.tracking.ui", "--port", str(port)]
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-    with subprocess.Popen(
-        command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as served:
+    noise = root.parent / "stderr"
+    with (
+        noise.open("w") as stderr,
+        subprocess.Popen(
+            command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        ) as served,
+    ):
         assert served.stdout is not None
         said = "".join(served.stdout.readline() for _ in range(3))
         try:
             wait_for(f"http://127.0.0.1:{port}/health")
             ids = [run.info.run_id for run in runs]
-            yield UI(f"http://127.0.0.1:{port}", said, project, ids, runs[0].info.experiment_id)
+            yield UI(f"http://127.0.0.1:{port}", said, noise, project, ids, baseline.info.experiment_id)
         finally:
             served.send_signal(signal.SIGTERM)
             served.wait(timeout=30)
@@ -105,9 +112,10 @@ def wait_for(address: str) -> None:
 def test_it_says_where_it_is_and_what_it_reads(ui: UI) -> None:
     assert f"Pipeline runs: {ui.address}/#/experiments/{ui.experiment}/runs" in ui.said
     assert f"Store: sqlite:///{ui.project.root}/mlflow.db" in ui.said
+    assert "DeprecationWarning" not in ui.noise.read_text()
 
 
-def test_the_runs_table_lists_both_with_the_parameter_they_differ_in(ui: UI, page: Page) -> None:
+def test_the_runs_table_lists_all_with_the_parameter_they_differ_in(ui: UI, page: Page) -> None:
     page.goto(re.findall(r"http\S+", ui.said)[0])
     page.get_by_role("button", name="Columns", exact=True).click()
     page.get_by_placeholder("Search columns").fill(PARAM)
@@ -115,9 +123,10 @@ def test_the_runs_table_lists_both_with_the_parameter_they_differ_in(ui: UI, pag
     page.keyboard.press("Escape")
 
     expect(page.get_by_role("columnheader", name=PARAM).first).to_be_visible()
-    expect(page.get_by_text("larger")).to_be_visible()
+    for name in EXPERIMENTS:
+        expect(page.get_by_text(name, exact=True)).to_be_visible()
     cells = page.locator(f'[role=gridcell][col-id*="{PARAM}"]')
-    expect(cells).to_have_text(["8", "4"])
+    expect(cells).to_have_text(["16", "8", "4"])
 
 
 def test_the_compare_page_shows_the_parameter_that_differs(ui: UI, page: Page) -> None:
@@ -125,7 +134,7 @@ def test_the_compare_page_shows_the_parameter_that_differs(ui: UI, page: Page) -
 
     expect(page.get_by_text("Comparing 2 Runs from 1 Experiment")).to_be_visible()
     row = page.get_by_role("row").filter(has_text=PARAM)
-    expect(row.get_by_role("cell")).to_have_text(["4", "8"])
+    expect(row.get_by_role("cell")).to_have_text(["8", "16"])
 
 
 def test_the_metric_chart_draws_a_line_a_run_over_the_effective_batch(ui: UI, page: Page) -> None:
@@ -143,7 +152,7 @@ def test_the_metric_chart_draws_a_line_a_run_over_the_effective_batch(ui: UI, pa
     page.wait_for_function("document.querySelector('.js-plotly-plot')?.data?.length >= 2")
     traces = page.evaluate("document.querySelector('.js-plotly-plot').data.map(t => [t.name, Array.from(t.x)])")
     lines = dict(traces)
-    assert sorted(lines.values()) == [[4, 8, 16], [8, 16, 32]]
+    assert sorted(lines.values()) == [[8, 16, 32], [16, 32, 64]]
     assert len(lines) == 2
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 
 from gradaccum.tracking.track import sync as make_mlflow_agree
+from gradaccum.tracking.track import sync_all
 
 
 @click.command()
-def sync() -> None:
+@click.option("--all", "everything", is_flag=True, help="Also the results of all commits and DVC experiments.")
+def sync(everything: bool) -> None:
     """Publish to MLflow what it lacks of this folder's results: after a deleted database, a pull, or a new server."""
-    make_mlflow_agree()
+    (sync_all if everything else make_mlflow_agree)()

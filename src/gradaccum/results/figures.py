@@ -6,7 +6,6 @@ Beside `canvas`, `cost_figures`, `rightness_figures` and `value_figures` the onl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 from matplotlib.figure import Figure

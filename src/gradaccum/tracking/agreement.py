@@ -6,19 +6,18 @@ or made from its files. Importing this imports mlflow.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from filelock import FileLock
-from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradaccum.tracking.client import experiment_id, open_client
 from gradaccum.tracking.journal import Journal, bury_the_dead
 from gradaccum.tracking.lockfile import LockedStage, Pipeline
 from gradaccum.tracking.memory import forget_runs, recall_run, remember_publication
-from gradaccum.tracking.publication import publish_pipeline, publish_stage
+from gradaccum.tracking.provenance import Origin
+from gradaccum.tracking.publication import Press
 from gradaccum.tracking.records import cut_params
 from gradaccum.tracking.store import MEMORY, Store
 
@@ -34,24 +33,35 @@ class Agreement:
         return ", ".join(f"{name} {how}" for name, how in self.runs.items()) or "nothing to publish"
 
 
-def agree(store: Store, pipeline: Pipeline) -> Agreement:
+def agree(store: Store, pipeline: Pipeline, origin: Origin) -> Agreement:
     """Find, claim or publish the run of every stage, then that of the pipeline's state; one process at a time."""
     memory = store.root / MEMORY
     memory.mkdir(exist_ok=True)
     with FileLock(memory / "agree.lock"):
-        return Agreeing(open_client(store), store, pipeline).agree()
+        return Agreeing(store, pipeline, origin).agree()
+
+
+def has_run(store: Store, pipeline: Pipeline, origin: Origin) -> bool:
+    """Whether the pipeline's state has its run already, under the origin's name."""
+    return Agreeing(store, pipeline, origin).has_run()
 
 
 class Agreeing:
     """One pass over the pipeline's stages, then its state."""
 
-    def __init__(self, client: MlflowClient, store: Store, pipeline: Pipeline) -> None:
-        self.client = client
+    def __init__(self, store: Store, pipeline: Pipeline, origin: Origin) -> None:
+        self.client = open_client(store)
         self.store = store
         self.pipeline = pipeline
-        self.stages_id = experiment_id(client, store, store.stages_name)
-        self.pipelines_id = experiment_id(client, store, store.name)
+        self.origin = origin
+        self.press = Press(self.client, store, origin)
+        self.stages_id = experiment_id(self.client, store, store.stages_name)
+        self.pipelines_id = experiment_id(self.client, store, store.name)
         self.runs: dict[str, str] = {}
+
+    def has_run(self) -> bool:
+        found = self.state_runs()
+        return bool(found) and self.origin.experiment in ("", *_names(found[0]))
 
     def agree(self) -> Agreement:
         bury_the_dead(self.client, self.store, [self.stages_id, self.pipelines_id])
@@ -96,14 +106,14 @@ class Agreeing:
 
     def publish(self, stage: LockedStage) -> str:
         self.runs[stage.name] = "published"
-        return publish_stage(self.client, self.stages_id, store=self.store, stage=stage)
+        return self.press.stage(self.stages_id, stage)
 
     def pipeline_run(self, links: Mapping[str, str]) -> None:
         """The pipeline state's one run, under the names of all experiments that led to it."""
-        found = self.finished(self.pipelines_id, f"tags.state = '{self.pipeline.state}'")
-        name = os.environ.get("DVC_EXP_NAME", "")
-        known = found[0].data.tags.get("dvc.exp_names", "").split(", ") if found else []
-        names = [known_name for known_name in known if known_name] + ([name] if name and name not in known else [])
+        found = self.state_runs()
+        name = self.origin.experiment
+        known = _names(found[0]) if found else []
+        names = known + ([name] if name and name not in known else [])
         tags = {**links, **({"dvc.exp_names": ", ".join(names)} if names else {})}
         if found:
             self.refresh(found[0], tags)
@@ -118,7 +128,7 @@ class Agreeing:
         self.runs["pipeline"] = "as it was"
 
     def publish_state(self, tags: Mapping[str, str]) -> None:
-        run_id = publish_pipeline(self.client, self.pipelines_id, store=self.store, pipeline=self.pipeline, tags=tags)
+        run_id = self.press.pipeline(self.pipelines_id, self.pipeline, tags)
         mark = {"state": self.pipeline.state}
         self.identify(run_id, self.pipelines_id, inputs=self.pipeline.inputs, mark=mark)
         self.runs["pipeline"] = "published"
@@ -127,12 +137,23 @@ class Agreeing:
         """Tag a whole run as what it is - last of all, so that a half-made one is never taken for it."""
         journal = Journal(self.client, run_id)
         journal.tags({"inputs": inputs})
-        self.supersede_the_others(run_id, experiment, inputs)
+        later = self.later(run_id, experiment, inputs)
+        if later:
+            journal.tags({"superseded": later})
+        else:
+            self.supersede_the_others(run_id, experiment, inputs)
         journal.tags(mark)
+
+    def later(self, run_id: str, experiment: str, inputs: str) -> str | None:
+        """The run that had superseded one of the past when that was published."""
+        since = self.origin.committed_ms
+        others = self.finished(experiment, f"tags.inputs = '{inputs}'") if since is not None else []
+        current = [run for run in others if run.info.run_id != run_id and "superseded" not in run.data.tags]
+        return next((run.info.run_id for run in current if run.info.start_time > since), None)
 
     def revive(self, run: Run, experiment: str) -> None:
         """The working folder went back to a run that a later one had superseded: now it is the current one."""
-        if "superseded" in run.data.tags:
+        if "superseded" in run.data.tags and not self.origin.past:
             self.client.delete_tag(run.info.run_id, "superseded")
             self.supersede_the_others(run.info.run_id, experiment, run.data.tags["inputs"])
 
@@ -141,6 +162,14 @@ class Agreeing:
             if run.info.run_id != run_id and run.data.tags.get("superseded") != run_id:
                 self.client.set_tag(run.info.run_id, "superseded", run_id)
 
+    def state_runs(self) -> list[Run]:
+        return self.finished(self.pipelines_id, f"tags.state = '{self.pipeline.state}'")
+
     def finished(self, experiment: str, condition: str) -> list[Run]:
         query = f"attributes.status = 'FINISHED' AND {condition}"
         return list(self.client.search_runs([experiment], query, order_by=["attributes.start_time DESC"]))
+
+
+def _names(run: Run) -> list[str]:
+    """The experiments that led to the run's state."""
+    return [name for name in run.data.tags.get("dvc.exp_names", "").split(", ") if name]

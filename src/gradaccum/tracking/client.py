@@ -48,12 +48,18 @@ def experiment_id(client: MlflowClient, store: Store, name: str) -> str:
 
 
 def _create(store: Store, database: Path) -> None:
+    """Make the database aside, then put it in its place: a half-made one, of a full disk or a kill, never mends."""
     if database.exists() and database.stat().st_size:
         return
-    SqlAlchemyStore(store.uri, store.artifacts)  # type: ignore[no-untyped-call]
+    unfinished = database.with_name(f"{database.name}.new")
+    for leftover in database.parent.glob(f"{unfinished.name}*"):
+        leftover.unlink()
+    made = SqlAlchemyStore(f"sqlite:///{unfinished}", store.artifacts)  # type: ignore[no-untyped-call]
+    made.engine.dispose()
     if not on_network(database):
-        with closing(sqlite3.connect(database)) as connection:
+        with closing(sqlite3.connect(unfinished)) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
+    unfinished.replace(database)
 
 
 def on_network(path: Path) -> bool:

@@ -34,8 +34,11 @@ class Journal:
     run_id: str
 
     @classmethod
-    def open(cls, client: MlflowClient, experiment: str, *, name: str, tags: Mapping[str, str]) -> Journal:
-        run = client.create_run(experiment, run_name=name, tags=dict(tags))
+    def open(
+        cls, client: MlflowClient, experiment: str, *, name: str, tags: Mapping[str, str], at_ms: int | None = None
+    ) -> Journal:
+        """A run that began at `at_ms` since 1970; now where that is None."""
+        run = client.create_run(experiment, start_time=at_ms, run_name=name, tags=dict(tags))
         return cls(client, run.info.run_id)
 
     def params(self, flat: Mapping[str, str]) -> None:
@@ -64,8 +67,8 @@ class Journal:
                 path.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
             self.client.log_artifacts(self.run_id, folder)
 
-    def end(self, status: str) -> None:
-        self.client.set_terminated(self.run_id, status)
+    def end(self, status: str, *, at_ms: int | None = None) -> None:
+        self.client.set_terminated(self.run_id, status, at_ms)
 
 
 def bury_the_dead(client: MlflowClient, store: Store, experiments: Sequence[str]) -> None:

@@ -61,17 +61,18 @@ def is_published(store: Store, state: str, name: str) -> bool:
         return False
     same = (memory.get("store"), memory.get("experiment"), memory.get("state")) == (store.label, store.name, state)
     named = not name or name in memory.get("names", [])
-    return same and named and (store.database is None or _holds(store.database, state))
+    return same and named and (store.database is None or _holds(store.database, store.name, state))
 
 
-def _holds(database: Path, state: str) -> bool:
+def _holds(database: Path, experiment: str, state: str) -> bool:
     query = (
-        "SELECT 1 FROM tags JOIN runs USING (run_uuid)"
-        " WHERE key = 'state' AND value = ? AND lifecycle_stage = 'active' AND status = 'FINISHED'"
+        "SELECT 1 FROM tags JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)"
+        " WHERE tags.key = 'state' AND tags.value = ? AND runs.lifecycle_stage = 'active'"
+        " AND runs.status = 'FINISHED' AND experiments.name = ? AND experiments.lifecycle_stage = 'active'"
     )
     try:
         with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True, timeout=5)) as connection:
-            return connection.execute(query, (state,)).fetchone() is not None
+            return connection.execute(query, (state, experiment)).fetchone() is not None
     except sqlite3.Error:
         return False
 

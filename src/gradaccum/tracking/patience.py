@@ -14,6 +14,7 @@ from gradaccum.tracking.store import redact
 
 MODES = ("off", "on", "strict")
 STAGE_SECONDS = 25.0
+THREAD = "gradaccum-tracking"
 
 _log = logging.getLogger("gradaccum.tracking")
 
@@ -50,7 +51,7 @@ class Patience:
             return None
         outcome: dict[str, Any] = {}
         started = time.monotonic()
-        thread = threading.Thread(target=_into, args=(outcome, function), daemon=True)
+        thread = threading.Thread(target=_into, args=(outcome, function), name=THREAD, daemon=True)
         thread.start()
         thread.join(max(self.left, 0) if limited else None)
         self.left -= time.monotonic() - started if limited else 0

@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gradaccum.errors import GradaccumError
+from gradaccum.tracking.tether import tethered
 
 _DATABASE = "mlflow"
 _PROGRAMS = ("initdb", "postgres", "pg_isready", "createdb")
 _SERVICE_USER = "postgres"  # PostgreSQL refuses to run as root
+_FAST_SHUTDOWN = signal.SIGINT
 
 
 class ServerError(GradaccumError):
@@ -43,16 +45,15 @@ def _postgres(binaries: Path, data: Path, socket: str) -> Iterator[None]:
     """PostgreSQL on a unix socket only, in a folder that only its user may enter."""
     if not (data / "PG_VERSION").exists():
         _run(binaries / "initdb", "-D", str(data), "-U", _SERVICE_USER, "--auth=trust", "--no-sync", "-E", "UTF8")
-    options = ["-D", str(data), "-k", socket, "-c", "listen_addresses="]
+    command = [str(binaries / "postgres"), "-D", str(data), "-k", socket, "-c", "listen_addresses="]
     with log_file(data.parent / "postgres.log") as output:
-        server = subprocess.Popen(
-            [binaries / "postgres", *options], user=_user(), stdout=output, stderr=output, start_new_session=True
-        )
+        command = tethered(_FAST_SHUTDOWN, command)
+        server = subprocess.Popen(command, user=_user(), stdout=output, stderr=output, start_new_session=True)
         try:
             _create_database(binaries, socket, server, data.parent / "postgres.log")
             yield
         finally:
-            server.send_signal(signal.SIGINT)  # its fast shutdown
+            server.send_signal(_FAST_SHUTDOWN)
             server.wait(timeout=30)
 
 

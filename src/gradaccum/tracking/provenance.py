@@ -1,4 +1,4 @@
-"""What a run's tags say about where it comes from: experiment, commit, process."""
+"""Where results come from - experiment, commit, process - as a run's tags say it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,21 +19,46 @@ from gradaccum.tracking.store import Store
 _PRODUCED = (":(exclude,top)outputs", ":(exclude,top)dvc.lock")
 
 
-def origin(store: Store) -> dict[str, str]:
-    """Tags that tell which experiment, commit and process a run comes from."""
+@dataclass(frozen=True)
+class Origin:
+    """The commit and the DVC experiment that results belong to.
+
+    Attributes:
+        committed_ms: since 1970, for results of the past, which lie in a commit; None for those of the working folder.
+    """
+
+    commit: str
+    dirty: bool
+    experiment: str = ""
+    baseline: str = ""
+    committed_ms: int | None = None
+
+    @property
+    def past(self) -> bool:
+        """Whether these are no longer the results in the working folder."""
+        return self.committed_ms is not None
+
+    def tags(self, store: Store) -> dict[str, str]:
+        """Tags that tell which experiment, commit and process a run comes from."""
+        tags = {
+            "dvc.exp_name": self.experiment,
+            "dvc.baseline": self.baseline,
+            "git.commit": self.commit,
+            "git.dirty": str(self.dirty).lower() if self.commit else "",
+            "mlflow.source.git.commit": self.commit,
+            "mlflow.source.name": _script(),
+            "mlflow.source.type": "LOCAL",
+            "mlflow.user": _user(),
+            **process_tags(store),
+        }
+        return {name: value for name, value in tags.items() if value}
+
+
+def here() -> Origin:
+    """The working folder's, in the experiment that DVC runs there, if any."""
     commit, dirty = _commit()
-    tags = {
-        "dvc.exp_name": os.environ.get("DVC_EXP_NAME", ""),
-        "dvc.baseline": os.environ.get("DVC_EXP_BASELINE_REV", ""),
-        "git.commit": commit,
-        "git.dirty": str(dirty).lower() if commit else "",
-        "mlflow.source.git.commit": commit,
-        "mlflow.source.name": _script(),
-        "mlflow.source.type": "LOCAL",
-        "mlflow.user": _user(),
-        **process_tags(store),
-    }
-    return {name: value for name, value in tags.items() if value}
+    experiment, baseline = (os.environ.get(f"DVC_EXP_{name}", "") for name in ("NAME", "BASELINE_REV"))
+    return Origin(commit, dirty, experiment=experiment, baseline=baseline)
 
 
 def process_tags(store: Store) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -10,40 +11,50 @@ from mlflow import MlflowClient
 from gradaccum.results.files import read_curve, read_json
 from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import LOCK, PARAMS, LockedStage, Pipeline
-from gradaccum.tracking.provenance import origin, short_name
+from gradaccum.tracking.provenance import Origin, short_name
 from gradaccum.tracking.records import Measured, results
 from gradaccum.tracking.store import Store
 
 _OUTPUTS = Path("outputs")
 
 
-def publish_stage(client: MlflowClient, experiment: str, *, store: Store, stage: LockedStage) -> str:
-    """A finished run of the stage, from its files; not yet tagged with its key. Returns its id."""
-    tags = {"stage": stage.name, "dvc.cached": "true", **origin(store)}
-    journal = Journal.open(client, experiment, name=f"{stage.name} {short_name(tags, stage.key)}", tags=tags)
-    journal.params(stage.flat_params())
-    journal.measured(_measured(stage))
-    journal.files({path.name: path for out in stage.outs for path in _expanded(Path(out))})
-    journal.tags({"results": stage.results})
-    journal.end("FINISHED")
-    return journal.run_id
+@dataclass(frozen=True)
+class Press:
+    """Publishes results of one origin."""
 
+    client: MlflowClient
+    store: Store
+    origin: Origin
 
-def publish_pipeline(
-    client: MlflowClient, experiment: str, *, store: Store, pipeline: Pipeline, tags: Mapping[str, str]
-) -> str:
-    """A finished run of the pipeline's state, from the files of all stages; not yet tagged with the state."""
-    tags = {**origin(store), **tags}
-    journal = Journal.open(client, experiment, name=short_name(tags, pipeline.state), tags=tags)
-    journal.params({name: text for stage in pipeline.counted for name, text in stage.flat_params().items()})
-    measured = Measured((), {})
-    for stage in pipeline.counted:
-        if stage.measures:
-            measured += _measured(stage, f"{stage.name}/")
-    journal.measured(measured)
-    journal.files(_files(pipeline))
-    journal.end("FINISHED")
-    return journal.run_id
+    def stage(self, experiment: str, stage: LockedStage) -> str:
+        """A finished run of the stage, from its files; not yet tagged with its key. Returns its id."""
+        tags = {"stage": stage.name, "dvc.cached": "true", **self.origin.tags(self.store)}
+        journal = self._open(experiment, name=f"{stage.name} {short_name(tags, stage.key)}", tags=tags)
+        journal.params(stage.flat_params())
+        journal.measured(_measured(stage))
+        journal.files({path.name: path for out in stage.outs for path in _expanded(Path(out))})
+        journal.tags({"results": stage.results})
+        return self._end(journal)
+
+    def pipeline(self, experiment: str, pipeline: Pipeline, tags: Mapping[str, str]) -> str:
+        """A finished run of the pipeline's state, from the files of all stages; not yet tagged with the state."""
+        tags = {**self.origin.tags(self.store), **tags}
+        journal = self._open(experiment, name=short_name(tags, pipeline.state), tags=tags)
+        journal.params({name: text for stage in pipeline.counted for name, text in stage.flat_params().items()})
+        measured = Measured((), {})
+        for stage in pipeline.counted:
+            if stage.measures:
+                measured += _measured(stage, f"{stage.name}/")
+        journal.measured(measured)
+        journal.files(_files(pipeline))
+        return self._end(journal)
+
+    def _open(self, experiment: str, *, name: str, tags: Mapping[str, str]) -> Journal:
+        return Journal.open(self.client, experiment, name=name, tags=tags, at_ms=self.origin.committed_ms)
+
+    def _end(self, journal: Journal) -> str:
+        journal.end("FINISHED", at_ms=self.origin.committed_ms)
+        return journal.run_id
 
 
 def _measured(stage: LockedStage, prefix: str = "") -> Measured:

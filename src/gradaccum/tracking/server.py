@@ -17,9 +17,11 @@ from pathlib import Path
 
 from gradaccum.tracking.postgres import ServerError, database, log_file
 from gradaccum.tracking.store import MEMORY, locate
+from gradaccum.tracking.tether import tethered
 
 # One worker and no job runner: MLflow's defaults take gigabytes and half a minute.
 _LEAN = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+_NOISE = "ignore:starlette.middleware.wsgi is deprecated"  # MLflow's own affair, at every start
 
 
 @contextmanager
@@ -32,9 +34,14 @@ def mlflow_server(
         command += ["--artifacts-destination", str(artifacts)]
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     environment |= _LEAN | {"MLFLOW_BACKEND_STORE_URI": store_uri}  # not in the command: it may hold a password
+    environment["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _NOISE]))
     with log_file(log) as output:
         server = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            tethered(signal.SIGTERM, command),
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             yield server

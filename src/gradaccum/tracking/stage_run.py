@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gradaccum.results.outcome import Outcome
 from gradaccum.tracking.memory import md5, remember_run, results_digest
 from gradaccum.tracking.patience import Patience, tracking_mode
-from gradaccum.tracking.provenance import origin, short_name
+from gradaccum.tracking.provenance import here, short_name
 from gradaccum.tracking.records import digest, flatten, results, series_lines
 from gradaccum.tracking.store import Store, locate
 
@@ -100,7 +100,7 @@ def _open(store: Store, stage: str, params: Mapping[str, Any]) -> Journal:
     experiment = experiment_id(client, store, store.stages_name)
     bury_the_dead(client, store, [experiment])
     flat = flatten(params)
-    tags = {"stage": stage, "params.digest": digest(flat), **origin(store)}
+    tags = {"stage": stage, "params.digest": digest(flat), **here().tags(store)}
     name = f"{stage} {short_name(tags, tags['params.digest'])}"
     journal = Journal.open(client, experiment, name=name, tags=tags)
     journal.params(flat)

@@ -1,16 +1,23 @@
-"""The pipeline's last stage, and `gradaccum sync`: both make MLflow agree with the working folder."""
+"""The pipeline's last stage, and `gradaccum sync`: both make MLflow agree with the files."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gradaccum.errors import ConfigError
-from gradaccum.tracking.lockfile import Pipeline, read_pipeline
+from gradaccum.errors import ConfigError, GradaccumError
+from gradaccum.tracking.history import hindrance, laid_out, open_cache, past
+from gradaccum.tracking.lockfile import LOCK, Pipeline, read_pipeline
 from gradaccum.tracking.memory import has_unclaimed_runs, is_published
 from gradaccum.tracking.patience import STAGE_SECONDS, Patience, TrackingError, tracking_mode
+from gradaccum.tracking.provenance import Origin, here
 from gradaccum.tracking.store import Store, locate
+
+if TYPE_CHECKING:
+    from gradaccum.tracking.agreement import Agreement
 
 SYNC_SECONDS = 600.0
 
@@ -49,17 +56,60 @@ def sync() -> None:
     _publish(store, read_pipeline(), Patience(store.label, seconds=SYNC_SECONDS, strict=True))
 
 
+def sync_all() -> None:
+    """Publish the states of all commits and experiments that MLflow lacks, oldest first, then the working folder's.
+
+    What cannot be published is told and left out: its results are not in DVC's cache, or it is no whole state.
+
+    Raises:
+        ConfigError: this is no pipeline's folder, in a repository of git and DVC.
+        TrackingError: as of `sync`.
+    """
+    store, folder = locate(), Path.cwd()
+    origins, cache = past(folder), open_cache(store.root)
+    done = {origin: _publish_past(store, cache, origin, folder=folder) for origin in origins}
+    for origin, how in done.items():
+        if how not in ("as it was", "published"):
+            _log.warning("%s is left out. %s", f"{origin.commit[:7]} {origin.experiment}".strip(), how)
+    there, made = (list(done.values()).count(how) for how in ("as it was", "published"))
+    print(f"MLflow: of {len(done)} past states {there} were there, {made} are published. Store: {store.label}")
+    if LOCK.exists():
+        sync()
+
+
+def _publish_past(store: Store, cache: Any, origin: Origin, *, folder: Path) -> str:
+    """How the state's run came about: `as it was`, `published`; else why there is none."""
+    from gradaccum.tracking.agreement import has_run  # noqa: PLC0415 - mlflow takes a second
+
+    patience = Patience(store.label, seconds=SYNC_SECONDS, strict=True)
+    try:
+        with laid_out(folder, origin) as pipeline:
+            if patience.call("say what it has", lambda: has_run(store, pipeline, origin)):
+                return "as it was"
+            if why := hindrance(cache, pipeline):
+                return why
+            agreement = patience.call("take a past state", lambda: _agreement(store, pipeline, origin))
+    except ConfigError as error:
+        return str(error)
+    assert agreement  # strict patience raises instead
+    return " ".join(agreement.problems) or agreement.runs.get("pipeline", "It has no measurement.")
+
+
 def _publish(store: Store, pipeline: Pipeline, patience: Patience) -> None:
-    def publish() -> tuple[str, list[str]]:
-        from gradaccum.tracking.agreement import agree  # noqa: PLC0415 - mlflow takes a second
+    agreement = patience.call("take the pipeline's state", lambda: _agreement(store, pipeline, here()))
+    if agreement is not None:
+        print(f"MLflow: {agreement}. Store: {store.label}")
+        _complain(agreement.problems, strict=patience.strict)
 
-        agreement = agree(store, pipeline)
-        return str(agreement), agreement.problems
 
-    done = patience.call("take the pipeline's state", publish)
-    if done is not None:
-        print(f"MLflow: {done[0]}. Store: {store.label}")
-        _complain(done[1], strict=patience.strict)
+def _agreement(store: Store, pipeline: Pipeline, origin: Origin) -> Agreement:
+    """Agree; a result file that cannot be read is a problem of that state, not the store's."""
+    from gradaccum.tracking.agreement import Agreement, agree  # noqa: PLC0415 - mlflow takes a second
+
+    try:
+        return agree(store, pipeline, origin)
+    except GradaccumError as error:
+        return Agreement({}, [str(error)])
 
 
 def _complain(problems: Sequence[str], *, strict: bool) -> None:
