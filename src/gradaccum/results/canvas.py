@@ -1,9 +1,9 @@
-"""What all figures share; beside `figures`, `cost_figures` and `value_figures` the only user of matplotlib."""
+"""What all figures share; beside `figures` and the modules that draw for it the only user of matplotlib."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,10 +12,16 @@ from matplotlib.ticker import ScalarFormatter
 
 from gradaccum.results.curve import Point
 
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Colours that also a colour-blind reader tells apart (Okabe and Ito 2008)."""
+
 
 def new_axes(columns: int) -> tuple[Figure, tuple[Axes, ...]]:
     figure = Figure(figsize=(5.5 * columns, 4), layout="constrained")
-    return figure, tuple(figure.subplots(1, columns, squeeze=False)[0])
+    panels = tuple(figure.subplots(1, columns, squeeze=False)[0])
+    for axes in panels:
+        axes.set_prop_cycle(color=PALETTE)
+    return figure, panels
 
 
 def log2(axes: Axes, values: Iterable[int]) -> None:
@@ -30,6 +36,18 @@ def finish(figure: Figure, panels: Iterable[Axes], x_label: str) -> Figure:
         axes.set_xlabel(x_label)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
+    return figure
+
+
+def finish_with_one_legend(figure: Figure, panels: Sequence[Axes], x_label: str) -> Figure:
+    """One legend for all panels, below them, where it hides no data."""
+    known: dict[str, Any] = {}
+    for axes in panels:
+        axes.set_xlabel(x_label)
+        axes.grid(alpha=0.3)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            known.setdefault(label, handle)
+    figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=2 * len(panels) + 1, fontsize="small")
     return figure
 
 

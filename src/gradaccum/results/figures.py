@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import cycle
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -30,9 +31,9 @@ def of_stage(curve: Curve, tables: Tables) -> dict[str, bytes]:
     return {f"{name}.png": _png(draw(curve, tables)) for name, draw in _DRAW.get(curve.stage, {}).items()}
 
 
-def worth(rows: Table) -> bytes:
-    """The report's own: time to the target loss against the effective batch."""
-    return _png(value_figures.worth(rows))
+def worth(rows: Table, efficiency: Mapping[str, Any], *, untimed: str | None) -> bytes:
+    """The report's own: time to the target losses against the effective batch."""
+    return _png(value_figures.worth(rows, efficiency, untimed=untimed))
 
 
 def equivalence(curve: Curve, tables: Tables) -> Figure:
