@@ -106,4 +106,4 @@ def test_a_divergence_is_recorded_and_the_files_stay_finite(setup: Setup) -> Non
     assert all(1 <= point["diverged_at_step"] <= point["steps"] for point in found.curve.points)
     assert all(point["validation_loss"] is None for point in found.curve.points)
     assert len(found.tables["learning"]) == 27
-    assert "Lower base_lr" in " ".join(found.findings)
+    assert "Lower efficiency.base_lr" in " ".join(found.findings)

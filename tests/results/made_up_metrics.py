@@ -23,6 +23,8 @@ def by_quarter(quarters: Sequence[Sequence[float | None]]) -> dict[str, Any]:
 
 EFFICIENCY: dict[str, Any] = {
     "best_effective_batch": 16,
+    **between("best_validation_loss", (0.2, 0.18, 0.22)),
+    **between("validation_loss_before", (2.3, 2.2, 2.4)),
     "worth_it_up_to_effective_batch": 128,
     **between("worth_it_loss_above_best", (0.005, -0.01, 0.02)),
     "worse_from_effective_batch": 256,

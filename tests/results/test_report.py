@@ -160,7 +160,7 @@ def test_the_recipe_says_how_large_is_worth_it(report: Path) -> None:
     page = (report / "skill-gradient-accumulation.md").read_text()
     assert (
         "From effective batch 8 to 64 (95 % interval 56 to 72) larger is cheaper per sample "
-        "(timed with micro-batches of 4 and sgd), up to 128 it costs no quality: take 64"
+        "(timed with micro-batches of 4 and sgd), up to 128 it costs no quality that 3 seeds could show: take 64"
     ) in page
     assert "the loss there is not told apart from that of the best arm, 16 (-0.01 to +0.02)" in page
     assert "by quarter of training, 30 (20 to 45)" in page

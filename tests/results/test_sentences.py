@@ -93,9 +93,11 @@ BEST = {"best_effective_batch": 128} | between("worth_it_loss_above_best", NONE)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "could show: the loss there is not told apart from that of the best arm, 16 (-0.01 to +0.02). At 256 the"),
+        ({}, "could show: the loss there is not told apart from that of the best arm, 16 (-0.01 to +0.02), so"),
+        ({}, "(-0.01 to +0.02), so up to 10% more is possible. At 256 the loss"),
         ({}, "At 256 the loss is 0.2 (0.1 to 0.3) above that of the best arm, 16."),
         (between("worth_it_loss_above_best", BELOW), "the loss there is 0.2 (0.1 to 0.3) below that"),
+        (between("worth_it_loss_above_best", (-0.2, -0.3, 0.0)), "(-0.3 to +0). At 256"),
         (
             BEST,
             "Up to effective batch 128 a larger batch costs no quality that 3 seeds could show: it is the best arm.",
@@ -106,6 +108,22 @@ BEST = {"best_effective_batch": 128} | between("worth_it_loss_above_best", NONE)
 )
 def test_up_to_where_quality_lasts_is_told_with_how_sure_that_is(changes: dict[str, Any], said: str) -> None:
     assert said in sentences.quality(EFFICIENCY | changes)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (None, "Every arm failed with some seed: diverged, or ended worse than it began. Lower efficiency.base_lr"),
+        (
+            2.29,
+            "Training hardly moved, in the best arm from validation loss 2.3 to 2.29, so there is nothing",
+        ),
+        (2.27, None),
+    ],
+)
+def test_arms_that_did_not_train_say_nothing_of_effective_batches(loss: float | None, said: str | None) -> None:
+    found = sentences.nothing_to_compare(EFFICIENCY | {"best_validation_loss": loss})
+    assert (found is None) if said is None else (said in str(found))
 
 
 @pytest.mark.parametrize(

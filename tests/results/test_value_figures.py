@@ -11,7 +11,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.markers import CARETUPBASE
 
-from gradaccum.results import value_figures
+from gradaccum.results import figures, value_figures
+from gradaccum.results.canvas import png
 from gradaccum.results.curve import Curve
 from gradaccum.results.worth import why_untimed, worth_table
 from tests.results.made_up_metrics import ARM, EFFICIENCY, RULED, between, by_quarter
@@ -107,12 +108,13 @@ def test_figures_of_arms_that_all_failed_are_drawn_all_the_same(changes: dict[st
     efficiency = Curve("efficiency", "effective_batch", tuple(point(n, **gone) for n in (1, 2)))
     ended = {"effective_batch": "4", "samples": "0", "steps": "0", **between("validation_loss", ("2.3", "2.2", "2.4"))}
     lost = {**ended, "samples": "64", "steps": "8", **between("validation_loss", ("", "", ""))}
-    for draw in (value_figures.learning, value_figures.noise_scale):
-        assert draw(efficiency, {"learning": [ended, lost]}).axes
+    for name, image in figures.of_stage(efficiency, {"learning": [ended, lost]}).items():
+        assert image, name
     every = [point(n, **{**gone, "series": f"half_life/{name}"}) for name in ("fixed", "half_life") for n in (1, 2)]
-    assert value_figures.half_life(Curve("scaling", "effective_batch", tuple(every)), {}).axes
+    assert png(value_figures.half_life(Curve("scaling", "effective_batch", tuple(every)), {}))
     metrics = EFFICIENCY | {"target_loss": None, "common_target_loss": None}
     figure = value_figures.worth(worth_table(efficiency, efficiency_timed()), metrics, untimed=None)
+    assert png(figure)
     assert [bool(axes.texts) for axes in figure.axes] == [False, True, True]
 
 

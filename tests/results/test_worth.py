@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gradaccum.results.curve import Curve
-from gradaccum.results.worth import why_untimed, worth_section, worth_sentences, worth_table
+from gradaccum.results.sentences import nothing_to_compare
+from gradaccum.results.worth import targets, why_untimed, worth_section, worth_sentences, worth_table
 from tests.results.made_up_metrics import ARM, EFFICIENCY, between
 
 THROUGHPUT = between("flattens_at_effective_batch", (16, None, None))
@@ -99,16 +100,39 @@ def test_arms_that_were_not_timed_are_named_beside_those_that_were() -> None:
             64,
             r"4 to 16 larger is cheaper per sample \(timed with micro-batches of 4 and sgd\), up to 64 .*: take 16",
         ),
-        (256, 64, "From effective batch 4 to 256 .*, up to 64 it costs no quality: take 64; what a larger one would"),
-        (4, 64, "From effective batch 4 on a sample costs about the same .*, up to 64 it costs no quality: take 4"),
-        (16, None, "none is worth it: lower efficiency.base_lr"),
+        (
+            256,
+            64,
+            "From effective batch 4 to 256 .*, up to 64 it costs no quality .*: take 64; what a larger one would",
+        ),
+        (
+            4,
+            64,
+            "From effective batch 4 on a sample costs about the same .*, up to 64 it costs no quality .*: take 4",
+        ),
     ],
 )
-def test_one_sentence_says_from_where_to_where(flat: int, good: int | None, told: str) -> None:
+def test_one_sentence_says_from_where_to_where(flat: int, good: int, told: str) -> None:
     of = curves([trained(1, 100.0)], [point(1, samples_per_sec=10.0)])
     metrics = {**EFFICIENCY, "worth_it_up_to_effective_batch": good}
     (first, *_) = said(of, efficiency=metrics, flattens_at_effective_batch=flat)
     assert re.search(told, first)
+
+
+@pytest.mark.parametrize("loss", [None, 2.29])
+def test_arms_that_did_not_train_are_not_compared(loss: float | None) -> None:
+    metrics = {**EFFICIENCY, "best_validation_loss": loss}
+    of = curves([trained(1, 100.0)], [point(1, samples_per_sec=10.0)])
+    assert list(said(of, efficiency=metrics)) == [nothing_to_compare(metrics)]
+
+
+def test_where_all_arms_are_as_good_there_is_one_target() -> None:
+    assert list(targets({"target_loss": 0.2, "common_target_loss": 0.4}).items()) == [
+        ("target", 0.2),
+        ("common_target", 0.4),
+    ]
+    assert targets({"target_loss": 0.2, "common_target_loss": 0.2}) == {"target": 0.2}
+    assert targets({"target_loss": None, "common_target_loss": None}) == {}
 
 
 def test_where_the_curve_flattens_is_told_with_its_interval_and_for_what_was_timed() -> None:

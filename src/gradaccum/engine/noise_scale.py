@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, distributed, nn
 
+from gradaccum.engine.gradients import HALF
 from gradaccum.engine.noise_estimate import NoiseScaleEstimate, WindowNoise, estimate, in_parts
 from gradaccum.engine.observer import Note
 from gradaccum.errors import BatchError
@@ -106,7 +107,8 @@ class _Squares:
         self._weights: list[float] = []
 
     def note(self, gradient: Tensor) -> None:
-        self._norms.append(torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)))
+        widened = torch.float32 if gradient.dtype in HALF else None
+        self._norms.append(torch.linalg.vector_norm(gradient, dtype=widened))
 
     def end_micro_batch(self, count: float, factor: float) -> None:
         """What was noted since the last call is `factor * count` times a mean gradient."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -74,7 +74,10 @@ class ArmResult:
             for run in self.runs
         ]
         known = [samples for samples in reached if samples is not None]
-        return mean_interval(known) if len(known) == len(reached) else None
+        if len(known) < len(reached):
+            return None
+        interval = mean_interval(known)
+        return replace(interval, low=max(0.0, interval.low))
 
     @cached_property
     def learning(self) -> list[Stand]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gradaccum.measurements.arms import ArmResult, ended, fields, noise_fields, point
+from gradaccum.measurements.arms import ArmResult, ended, fields, noise_fields, point, validation_loss
 from gradaccum.measurements.equal_samples import Comparison
 from gradaccum.results import sentences
 from gradaccum.results.curve import Curve
@@ -29,6 +29,7 @@ def headline(comparison: Comparison) -> dict[str, Any]:
     return {
         "best_effective_batch": best.effective_batch if best else None,
         **fields(ended(best) if best else None, "best_validation_loss"),
+        **fields(best.over_seeds(validation_loss, 0) if best else None, "validation_loss_before"),
         "worth_it_up_to_effective_batch": worth_it.effective_batch if worth_it else None,
         **fields(comparison.above_best(worth_it), "worth_it_loss_above_best"),
         "worse_from_effective_batch": comparison.worse_from,
@@ -103,8 +104,9 @@ def row(result: ArmResult, comparison: Comparison) -> dict[str, Any]:
 
 
 def findings(metrics: sentences.Metrics) -> Iterator[str]:
-    if metrics["best_effective_batch"] is None:
-        yield "Every arm failed with some seed: diverged, or ended worse than it began. Lower base_lr."
+    nothing = sentences.nothing_to_compare(metrics)
+    if nothing:
+        yield nothing
         return
     loss, low, high = (metrics[f"best_validation_loss{ending}"] for ending in ("", "_low", "_high"))
     yield (

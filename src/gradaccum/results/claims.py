@@ -95,8 +95,9 @@ def _noise_scale(efficiency: Metrics) -> Claim:
 
 def _bend(efficiency: Metrics) -> tuple[str, str]:
     noise, bend = sentences.noise_scale(efficiency), efficiency["worse_from_effective_batch"]
-    if efficiency["best_effective_batch"] is None:
-        return "Every arm failed with some seed, so no loss on equal samples bends.", "cannot tell"
+    nothing = sentences.nothing_to_compare(efficiency)
+    if nothing:
+        return nothing, "cannot tell"
     if noise is None:
         return f"{sentences.quality(efficiency)} No noise scale could be told.", "cannot tell"
     told = f"{sentences.quality(efficiency)} {noise}"

@@ -20,6 +20,10 @@ QUARTERS = tuple(f"noise_scale/quarter_{number}" for number in (1, 2, 3, 4))
 no gradient stands out of the noise."""
 
 
+HARDLY = 0.01
+"""The share by which a loss must have fallen for a run to tell anything."""
+
+
 def compared(difference: Interval, other: str) -> str:
     """Where something lies that differs from `other` by so much, with 95 % confidence."""
     if difference.low > 0:
@@ -27,6 +31,22 @@ def compared(difference: Interval, other: str) -> str:
     if difference.high < 0:
         return f"{-difference.mean:.3g} ({-difference.high:.2g} to {-difference.low:.2g}) below {other}"
     return f"not told apart from {other} ({difference.low:+.2g} to {difference.high:+.2g})"
+
+
+def nothing_to_compare(metrics: Metrics) -> str | None:
+    """Why the arms say nothing about effective batches; None where they do."""
+    loss, before = metrics["best_validation_loss"], metrics["validation_loss_before"]
+    if loss is None:
+        return (
+            "Every arm failed with some seed: diverged, or ended worse than it began. Lower efficiency.base_lr, unless "
+            "the held-out loss cannot fall at all, as with random labels."
+        )
+    if before - loss < HARDLY * abs(before):
+        return (
+            f"Training hardly moved, in the best arm from validation loss {before:.4g} to {loss:.4g}, so there is "
+            "nothing to compare yet. Raise efficiency.samples or efficiency.base_lr."
+        )
+    return None
 
 
 def quality(metrics: Metrics) -> str:
@@ -41,6 +61,8 @@ def quality(metrics: Metrics) -> str:
     first = f"Up to effective batch {good} a larger batch costs no quality that {seeds} seeds could show"
     if at_good is not None:
         first += f": the loss there is {compared(at_good, best)}"
+        if at_good.low <= 0 < at_good.high:
+            first += f", so up to {at_good.high / abs(metrics['best_validation_loss']):.0%} more is possible"
     elif good == metrics["best_effective_batch"]:
         first += ": it is the best arm"
     if bad is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -18,7 +18,7 @@ from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Row, Table
 from gradaccum.results.sentences import QUARTERS
 from gradaccum.results.sentences import middle as noise_middle
-from gradaccum.results.worth import TARGETS
+from gradaccum.results.worth import TARGETS, targets
 
 Tables = Mapping[str, Table]
 
@@ -38,7 +38,7 @@ def learning(curve: Curve, tables: Tables) -> Figure:
     for axes, title in ((by_samples, "equal samples"), (by_steps, "equal optimizer steps")):
         axes.set(yscale="log", ylabel="validation loss (mean, 95 % interval)", title=f"Learning at {title}")
         axes.set_ylim(0.7 * least, 1.5 * start)
-    by_steps.set_xscale("log")
+    _log(by_steps.set_xscale, (line.get_xdata() for line in by_steps.lines))
     for name, points in curve.series().items():
         _differences(above, points, "loss_above_best", label=f"{name}, 95 % interval")
     _batches(above, curve.points)
@@ -57,7 +57,8 @@ def noise_scale(curve: Curve, tables: Tables) -> Figure:
         middles = samples * (np.arange(len(QUARTERS)) + 0.5 + share) / len(QUARTERS)
         _quarters(along, point, middles, color=_along(len(curve.points))[curve.points.index(point)])
     along.set_xticks(samples * np.linspace(0, 1, len(QUARTERS) + 1))
-    along.set(yscale="log", ylabel="gradient noise scale (targets, 95 % interval)")
+    _log(along.set_yscale, (line.get_ydata() for line in along.lines))
+    along.set(ylabel="gradient noise scale (targets, 95 % interval)")
     along.set_title("Noise scale by quarter of training")
     for name, points in curve.series().items():
         _losses(bend, points, label=f"{name}, 95 % interval")
@@ -65,7 +66,8 @@ def noise_scale(curve: Curve, tables: Tables) -> Figure:
     if middles:
         bend.axvspan(min(middles), max(middles), color="0.9", label="noise scale of the arms, middle of the quarters")
     _batches(bend, curve.points)
-    bend.set(yscale="log", ylabel="validation loss at the end", title="Loss reached on equal samples")
+    _log(bend.set_yscale, (line.get_ydata() for line in bend.lines))
+    bend.set(ylabel="validation loss at the end", title="Loss reached on equal samples")
     finish_with_one_legend(figure, (along, bend), EFFECTIVE_BATCH)
     along.set_xlabel("samples")
     return figure
@@ -89,12 +91,10 @@ def worth(rows: Table, efficiency: Mapping[str, Any], *, untimed: str | None) ->
     rate, samples, seconds = panels
     timed = [row for row in rows if row["samples_per_sec"] is not None]
     rate.plot(column(timed, "effective_batch"), column(timed, "samples_per_sec"), "o-", color="0.3", label="samples/s")
-    for target in TARGETS:
-        loss = efficiency[f"{target}_loss"]
-        if loss is not None:
-            label = f"to loss {loss:.3g}, {TARGETS[target]}"
-            _interval(samples, rows, f"samples_to_{target}", label=label)
-            _interval(seconds, rows, f"seconds_to_{target}", label=label)
+    for target, loss in targets(efficiency).items():
+        label = f"to loss {loss:.3g}, {TARGETS[target]}"
+        _interval(samples, rows, f"samples_to_{target}", label=label)
+        _interval(seconds, rows, f"seconds_to_{target}", label=label)
     for axes, title in zip(panels, ("Samples/s", "Samples to a target loss", "Seconds to a target loss"), strict=True):
         axes.set(ylabel=title.lower(), title=title)
         drawn = np.concatenate([[0.0], *(np.asarray(line.get_ydata(), float) for line in axes.lines)])
@@ -119,7 +119,8 @@ def _rules(curve: Curve, trial: str, title: str) -> Figure:
         _differences(to_base, points, "loss_above_base", **apart)
         _differences(to_rule, points, "loss_above_rule", **apart)
     base = next(iter(series.values()))[0]["departs_from"]
-    losses.set(yscale="log", ylabel="validation loss at the end", title=title)
+    _log(losses.set_yscale, (line.get_ydata() for line in losses.lines))
+    losses.set(ylabel="validation loss at the end", title=title)
     to_base.set(ylabel=f"loss above that at {base}", title=f"What decides: minus the base at {base}, seed by seed")
     to_rule.set(ylabel=f"loss above {RULE[trial]}'s", title=f"Minus {RULE[trial]} at the same batch, seed by seed")
     for axes in panels:
@@ -149,6 +150,13 @@ def _about_none(axes: Axes, differences: Sequence[float | None]) -> None:
     sizes = [abs(each) for each in differences if each]
     if sizes and max(sizes) > 10 * min(sizes):
         axes.set_yscale("symlog", linthresh=float(np.median(sizes)))
+
+
+def _log(set_scale: Callable[[str], object], values: Iterable[Any]) -> None:
+    """A logarithmic scale, where anything is drawn and all of it above 0: matplotlib has none for nothing."""
+    drawn = np.concatenate([np.asarray([], float), *(np.asarray(each, float) for each in values)])
+    if drawn.size and drawn.min() > 0:
+        set_scale("log")
 
 
 def _batches(axes: Axes, rows: Sequence[Row]) -> None:

@@ -19,6 +19,13 @@ TARGETS = {
 ENDS = ("", "_low", "_high")
 
 
+def targets(efficiency: Metrics) -> dict[str, float]:
+    """The loss of each target, where there is one, the second only where it is another."""
+    losses = {name: efficiency[f"{name}_loss"] for name in TARGETS}
+    distinct = {loss: name for name, loss in reversed(losses.items()) if loss is not None}
+    return {name: loss for loss, name in reversed(distinct.items())}
+
+
 def worth_table(efficiency: Curve, throughput: Curve) -> Table:
     """One row an arm; rate and times are null where the throughput stage did not time that very plan."""
     rates = {plan(point): point["samples_per_sec"] for point in throughput.points}
@@ -66,13 +73,14 @@ def worth_section(rows: Table, curves: Curves, metrics: Mapping[str, Metrics]) -
 def worth_sentences(rows: Table, curves: Curves, metrics: Mapping[str, Metrics]) -> Iterator[str]:
     """From where to where a larger batch is cheaper, up to where it costs no quality, and which is fastest."""
     efficiency, throughput = metrics["efficiency"], metrics["throughput"]
-    if efficiency["worth_it_up_to_effective_batch"] is None:
-        yield "No effective batch trained well here, so none is worth it: lower efficiency.base_lr, and measure again."
+    nothing = sentences.nothing_to_compare(efficiency)
+    if nothing:
+        yield nothing
         return
     yield _answer(efficiency, throughput, curves["throughput"])
     yield sentences.quality(efficiency)
     yield from filter(None, [sentences.noise_scale(efficiency)])
-    yield from filter(None, (_soonest(rows, name, efficiency[f"{name}_loss"]) for name in TARGETS))
+    yield from filter(None, (_soonest(rows, name, loss) for name, loss in targets(efficiency).items()))
     yield from filter(None, [why_untimed(curves["efficiency"], curves["throughput"])])
 
 
@@ -85,7 +93,8 @@ def _answer(efficiency: Metrics, throughput: Metrics, curve: Curve) -> str:
     if flat <= least:
         cheaper = f"From effective batch {least} on a sample costs about the same"
     at = f"micro-batches of {curve.points[0]['micro_batch']} and {curve.points[0]['series']}"
-    return f"{cheaper} (timed with {at}), up to {good} it costs no quality: {_choice(max(flat, least), good)}"
+    quality = f"up to {good} it costs no quality that {efficiency['seeds']} seeds could show"
+    return f"{cheaper} (timed with {at}), {quality}: {_choice(max(flat, least), good)}"
 
 
 def _choice(flat: int, good: int) -> str:
@@ -94,9 +103,9 @@ def _choice(flat: int, good: int) -> str:
     return f"take {good}; what a larger one would save in time it loses in training."
 
 
-def _soonest(rows: Table, target: str, loss: float | None) -> str | None:
+def _soonest(rows: Table, target: str, loss: float) -> str | None:
     timed = [row for row in rows if row[f"seconds_to_{target}"] is not None]
-    if not timed or loss is None:
+    if not timed:
         return None
     fastest = min(timed, key=lambda row: float(row[f"seconds_to_{target}"]))
     return (
@@ -106,9 +115,9 @@ def _soonest(rows: Table, target: str, loss: float | None) -> str | None:
 
 
 def _table(rows: Table, efficiency: Metrics) -> Iterator[str]:
-    losses = [efficiency[f"{name}_loss"] for name in TARGETS]
-    heads = [f"{unit} to loss {loss:.3g}" for loss in losses if loss is not None for unit in ("samples", "seconds")]
-    names = [f"{unit}_to_{name}" for name in TARGETS for unit in ("samples", "seconds")][: len(heads)]
+    pairs = [(unit, name, loss) for name, loss in targets(efficiency).items() for unit in ("samples", "seconds")]
+    heads = [f"{unit} to loss {loss:.3g}" for unit, _, loss in pairs]
+    names = [f"{unit}_to_{name}" for unit, name, _ in pairs]
     yield " | ".join(["| effective batch | loss above the best | samples/s", *heads]) + " |"
     yield "|---" * (3 + len(heads)) + "|"
     for row in rows:
