@@ -16,6 +16,7 @@ from gradaccum.measurements.published import (
 from gradaccum.measurements.scaling import Config, HalfLife, LinearScaling, measure
 from gradaccum.measurements.setup import SGD, AdamW, Setup
 from gradaccum.measurements.training import Arm, Evaluation, Run
+from gradaccum.results import sentences
 from gradaccum.results.outcome import Outcome
 
 LINEAR: dict[str, Any] = {
@@ -157,7 +158,47 @@ def test_each_line_of_the_curve_begins_at_the_arm_it_departs_from(outcome: Outco
 
 
 def test_what_was_measured_here_is_said_in_numbers(outcome: Outcome) -> None:
-    said = " ".join(outcome.findings)
-    assert f"up to {outcome.metrics['linear/warm_up/holds_up_to_times']} times that with warm-up" in said
-    assert "At effective batch 4, AdamW" in said
+    assert outcome.findings == [
+        sentences.linear_scaling(outcome.metrics),
+        sentences.half_life(outcome.metrics),
+    ]
     assert outcome.failures == ()
+
+
+def test_the_base_is_shown_beside_what_departs_from_it(outcome: Outcome) -> None:
+    shown = [(row["rule"], row["effective batch"]) for row in outcome.summary]
+    assert shown[0] == ("linear/base", 8)
+    assert ("half_life/base", 64) in shown
+
+
+def test_what_decides_are_differences_to_the_base_and_to_the_papers_rule_at_the_same_batch(outcome: Outcome) -> None:
+    at = {(point["series"], point["effective_batch"]): point for point in outcome.curve.points}
+    ends = {key: point["validation_loss"] for key, point in at.items()}
+    fixed = at["half_life/fixed", 16]
+    assert fixed["loss_above_base"] == pytest.approx(ends["half_life/fixed", 16] - ends["half_life/fixed", 64])
+    assert fixed["loss_above_rule"] == pytest.approx(ends["half_life/fixed", 16] - ends["half_life/half_life", 16])
+    assert fixed["loss_above_rule_low"] <= fixed["loss_above_rule"] <= fixed["loss_above_rule_high"]
+    for key in (("half_life/half_life", 16), ("half_life/fixed", 64)):
+        assert at[key]["loss_above_rule"] is None
+    assert at["linear/warm_up", 8]["loss_above_base"] is None
+    assert {(point["departs_from"], point["seeds"]) for point in outcome.curve.points} == {(8, 3), (64, 3)}
+
+
+def test_multiples_that_are_not_whole_are_told_as_they_are() -> None:
+    base = result("base", 32, 0.1, 0.11, 0.12)
+    arms = [result(name, 48, 0.1, 0.11, 0.12) for name in ("unscaled", "no_warm_up", "warm_up")]
+    found = linear_metrics(Trial(tuple(arms), base))
+    assert found["linear/warm_up/holds_up_to_times"] == found["linear/largest_times"] == 1.5
+
+
+def test_nothing_holds_where_the_base_failed() -> None:
+    base = result("base", 8, 0.1, 0.11, 2.5)
+    linear = (
+        *(result(name, 16, 0.5, 0.5, None) for name in ("unscaled", "no_warm_up")),
+        result("warm_up", 16, 0.1, 0.1, 0.1),
+    )
+    assert linear_metrics(Trial(linear, base))["linear/holds"] is False
+    half_life = (result("fixed", 4, 0.5, 0.5, 0.5), result("half_life", 4, 0.1, 0.1, 0.1))
+    found = half_life_metrics(Trial(half_life, base))
+    assert found["half_life/holds"] is False
+    assert found["half_life/base_failed_runs"] == 1

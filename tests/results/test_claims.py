@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from gradaccum.results import sentences
 from gradaccum.results.claims import Claim, claims
-from tests.results.test_report import EFFICIENCY, SCALING
+from tests.results.made_up_metrics import EFFICIENCY, SCALING, by_quarter
 
 
 def judged(paper: str, **changes: Any) -> Claim:
@@ -16,41 +17,94 @@ def judged(paper: str, **changes: Any) -> Claim:
 
 
 @pytest.mark.parametrize(
-    ("unscaled", "no_warm_up", "warm_up", "verdict"),
-    [(1, 2, 4, "holds"), (1, 4, 4, "in part"), (4, 4, 4, "not shown"), (4, 4, 2, "not shown")],
+    ("unscaled", "no_warm_up", "warm_up", "verdict", "remark"),
+    [
+        (1, 2, 4, "holds", "unscaled, at no larger batch tried."),
+        (
+            1,
+            4,
+            4,
+            "in part",
+            "Warm-up carried it no further than none, so this size does not show what warm-up is for.",
+        ),
+        (1, 6, 4, "in part", "Warm-up carried it no further than none"),
+        (4, 2, 4, "in part", "Warm-up helps, but scaling carried it no further than the learning rate unscaled."),
+        (6, 2, 4, "in part", "Warm-up helps, but scaling"),
+        (4, 4, 4, "not shown", "no further than the other ways: this size does not show it."),
+        (4, 4, 2, "not shown", "no further than the other ways"),
+        (1, 1, 1, "not shown", "no further than the other ways"),
+    ],
 )
 def test_linear_scaling_is_judged_by_how_far_each_way_reaches(
-    unscaled: int, no_warm_up: int, warm_up: int, verdict: str
+    unscaled: int, no_warm_up: int, warm_up: int, *, verdict: str, remark: str
 ) -> None:
     reach = {"unscaled": unscaled, "no_warm_up": no_warm_up, "warm_up": warm_up}
-    changes = {f"linear/{name}/holds_up_to_times": times for name, times in reach.items()}
-    found = judged("Goyal", **changes, **{"linear/holds": verdict == "holds"})
+    found = judged("Goyal", **{f"linear/{name}/holds_up_to_times": float(times) for name, times in reach.items()})
     assert found.verdict == verdict
-    assert f"up to {warm_up} times that with warm-up, {no_warm_up} times without" in found.here
-    assert ("does not show" in found.here) is (verdict != "holds")
+    assert remark in found.here
+    assert ("does not show" in found.here) is (warm_up <= no_warm_up)
+
+
+def test_linear_scaling_cannot_be_told_from_a_base_that_failed() -> None:
+    found = judged("Goyal", **{"linear/base_failed_runs": 3})
+    assert found.verdict == "cannot tell"
+    assert found.here == sentences.linear_scaling({**SCALING, "linear/base_failed_runs": 3})
 
 
 @pytest.mark.parametrize(
-    ("bend", "failed", "verdict"),
-    [(256, 0, "holds"), (4096, 0, "not shown"), (2, 0, "not shown"), (256, 1, "cannot tell"), (None, 0, "cannot tell")],
+    ("bend", "failed", "verdict", "told"),
+    [
+        (256, 0, "holds", "256 is 8.5 times the middle of these, 30."),
+        (4096, 0, "not shown", "times the middle of these"),
+        (2, 0, "not shown", "2 is 0.067 times the middle"),
+        (256, 1, "cannot tell", "It was the learning rate that was too large there"),
+        (None, 0, "cannot tell", "No arm was large enough to lose quality."),
+    ],
 )
-def test_the_bend_is_compared_with_the_noise_scale(bend: int | None, failed: int, verdict: str) -> None:
-    found = judged("McCandlish", worse_from_effective_batch=bend, worse_from_failed_runs=failed)
+def test_the_bend_is_compared_with_the_middle_of_a_noise_scale_that_drifts(
+    bend: int | None, failed: int, verdict: str, *, told: str
+) -> None:
+    drifting = by_quarter([(10.0, 8.0, 12.0), (20.0, 15.0, 25.0), (40.0, 30.0, 60.0), (200.0, 100.0, None)])
+    found = judged("McCandlish", **drifting, worse_from_effective_batch=bend, worse_from_failed_runs=failed)
     assert found.verdict == verdict
+    assert told in found.here
+    assert "it drifts" in found.here
 
 
-def test_no_noise_scale_is_no_evidence() -> None:
-    assert judged("McCandlish", noise_scale=None).verdict == "cannot tell"
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (by_quarter([(None, None, None)] * 4), "No noise scale could be told."),
+        (by_quarter([(30.0, 20.0, 45.0), *[(None, 20.0, None)] * 3]), "In half of training no gradient stands out"),
+        ({"best_validation_loss": None}, "Every arm failed with some seed"),
+        ({"best_validation_loss": 2.29}, "Training hardly moved"),
+    ],
+)
+def test_no_noise_scale_is_no_evidence(changes: dict[str, Any], told: str) -> None:
+    found = judged("McCandlish", **changes)
+    assert found.verdict == "cannot tell"
+    assert told in found.here
 
 
-@pytest.mark.parametrize(("holds", "verdict"), [(True, "holds"), (False, "not shown")])
-def test_half_life_shows_both_differences_with_their_intervals(holds: bool, verdict: str) -> None:
-    found = judged("Marek", **{"half_life/holds": holds})
+@pytest.mark.parametrize(
+    ("holds", "fixed_is_worse", "kept_failed", "base_failed", "verdict"),
+    [
+        (True, True, 0, 0, "holds"),
+        (False, True, 0, 0, "in part"),
+        (False, False, 0, 0, "not shown"),
+        (False, True, 1, 0, "not shown"),
+        (True, True, 0, 1, "cannot tell"),
+    ],
+)
+def test_half_life_is_judged_by_both_of_its_differences(
+    holds: bool, fixed_is_worse: bool, kept_failed: int, *, base_failed: int, verdict: str
+) -> None:
+    changes = {
+        "half_life/holds": holds,
+        "half_life/fixed_is_worse": fixed_is_worse,
+        "half_life/kept_failed_runs": kept_failed,
+        "half_life/base_failed_runs": base_failed,
+    }
+    found = judged("Marek", **changes)
     assert found.verdict == verdict
-    assert "(-0.05 to +0.03)" in found.here
-    assert "(+0.01 to +0.03)" in found.here
-
-
-def test_a_diverged_seed_is_told() -> None:
-    found = judged("Marek", **{"half_life/loss_above_base": None, "half_life/holds": False})
-    assert (found.here, found.verdict) == ("A seed diverged.", "not shown")
+    assert found.here == sentences.half_life({**SCALING, **changes})

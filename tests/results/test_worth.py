@@ -1,79 +1,154 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from gradaccum.results.curve import Curve
-from gradaccum.results.worth import worth_sentences, worth_table
+from gradaccum.results.sentences import nothing_to_compare
+from gradaccum.results.worth import targets, why_untimed, worth_section, worth_sentences, worth_table
+from tests.results.made_up_metrics import ARM, EFFICIENCY, between
 
-EFFICIENCY = {
-    "worth_it_up_to_effective_batch": 64,
-    "target_loss": 0.2,
-    "noise_scale": 30.0,
-    "noise_scale_low": 20.0,
-    "noise_scale_high": None,
-}
+THROUGHPUT = between("flattens_at_effective_batch", (16, None, None))
 
 
-def point(steps: int, *, series: str = "sgd", micro_batch: int = 4, **fields: Any) -> dict[str, Any]:
+def point(number: int, *, series: str = "sgd", micro_batch: int = 4, **fields: Any) -> dict[str, Any]:
     return {
         "series": series,
-        "effective_batch": micro_batch * steps,
-        "accum_steps": steps,
+        "effective_batch": micro_batch * number,
+        "accum_steps": number,
         "micro_batch": micro_batch,
         "world_size": 1,
         **fields,
     }
 
 
-def trained(*points: dict[str, Any]) -> Curve:
-    return Curve("efficiency", "effective_batch", points)
+def trained(number: int, samples: float | None, **fields: Any) -> dict[str, Any]:
+    low, high = (None, None) if samples is None else (0.5 * samples, 2 * samples)
+    return point(number, **{**ARM, **between("samples_to_target", (samples, low, high)), **fields})
 
 
-def timed(*points: dict[str, Any]) -> Curve:
-    return Curve("throughput", "effective_batch", points)
+def curves(trained_points: list[dict[str, Any]], timed_points: list[dict[str, Any]]) -> dict[str, Curve]:
+    return {
+        "efficiency": Curve("efficiency", "effective_batch", tuple(trained_points)),
+        "throughput": Curve("throughput", "effective_batch", tuple(timed_points)),
+    }
 
 
-def test_time_to_the_target_is_samples_over_the_measured_rate() -> None:
-    rows = worth_table(
-        trained(
-            point(1, samples_to_target=100.0), point(4, samples_to_target=150.0), point(16, samples_to_target=None)
-        ),
-        timed(point(1, samples_per_sec=10.0), point(4, samples_per_sec=30.0), point(16, samples_per_sec=50.0)),
+def said(of: dict[str, Curve], *, efficiency: dict[str, Any] = EFFICIENCY, **throughput: Any) -> Iterator[str]:
+    rows = worth_table(of["efficiency"], of["throughput"])
+    return worth_sentences(rows, of, {"efficiency": efficiency, "throughput": THROUGHPUT | throughput})
+
+
+def test_time_to_the_target_is_samples_over_the_measured_rate_with_its_interval() -> None:
+    of = curves(
+        [trained(1, 100.0), trained(4, 150.0), trained(16, None)],
+        [point(1, samples_per_sec=10.0), point(4, samples_per_sec=30.0), point(16, samples_per_sec=50.0)],
     )
+    rows = worth_table(of["efficiency"], of["throughput"])
     assert [row["seconds_to_target"] for row in rows] == [10.0, 5.0, None]
-    said = " ".join(worth_sentences(rows, EFFICIENCY, {"flattens_at_effective_batch": 16}))
-    assert "soonest at effective batch 16: in 5 s, after 150 samples" in said
+    assert [row["seconds_to_target_high"] for row in rows] == [20.0, 10.0, None]
+    told = " ".join(said(of))
+    assert (
+        "Loss 0.2, which every arm reaches that costs no quality, is reached soonest at effective batch 16: "
+        "in 5 (2.5 to 10) s, after 150 samples."
+    ) in told
+    assert "Loss 0.4, which every arm reaches that did not fail, is reached soonest at effective batch 64" in told
+    assert why_untimed(of["efficiency"], of["throughput"]) is None
 
 
-@pytest.mark.parametrize("other", [{"series": "adamw"}, {"micro_batch": 8}])
-def test_another_optimizer_or_micro_batch_gives_no_time(other: dict[str, Any]) -> None:
-    rows = worth_table(trained(point(2, samples_to_target=100.0)), timed(point(2, samples_per_sec=10.0, **other)))
-    assert rows[0]["seconds_to_target"] is None
-    said = " ".join(worth_sentences(rows, EFFICIENCY, {"flattens_at_effective_batch": 16}))
-    assert "give the efficiency and throughput sections the same optimizer and micro_batch" in said
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (
+            {"series": "adamw"},
+            "throughput timed optimizer=adamw, efficiency trained optimizer=sgd. Set throughput.optimizer to sgd.",
+        ),
+        (
+            {"micro_batch": 8},
+            "throughput timed micro_batch=8, efficiency trained micro_batch=4. Set throughput.micro_batch to 4.",
+        ),
+        (
+            {"series": "adamw", "micro_batch": 8},
+            "micro_batch=4. Set throughput.optimizer to sgd and throughput.micro_batch to 4.",
+        ),
+    ],
+)
+def test_another_optimizer_or_micro_batch_gives_no_time_and_it_is_said_what_to_set(
+    other: dict[str, Any], told: str
+) -> None:
+    of = curves([trained(2, 100.0)], [point(2, samples_per_sec=10.0, **other)])
+    assert worth_table(of["efficiency"], of["throughput"])[0]["seconds_to_target"] is None
+    *_, last = said(of)
+    assert last.endswith(told)
+
+
+def test_arms_that_were_not_timed_are_named_beside_those_that_were() -> None:
+    of = curves([trained(2, 100.0), trained(3, 100.0)], [point(2, samples_per_sec=10.0)])
+    told = list(said(of))
+    assert told[-1] == "Effective batches without a time: 12. Add 3 to throughput.accum_steps."
+    assert any("reached soonest at effective batch 8" in each for each in told)
 
 
 @pytest.mark.parametrize(
     ("flat", "good", "told"),
     [
-        (16, 64, "From effective batch 4 to 16 larger is cheaper per sample, up to 64 it costs no quality: take 16"),
-        (256, 64, "From effective batch 4 to 256 .*, up to 64 it costs no quality: take 64; what a larger one would"),
-        (4, 64, "From effective batch 4 on a sample costs about the same, up to 64 it costs no quality: take 4"),
-        (16, None, "none is worth it: lower the learning rate"),
+        (
+            16,
+            64,
+            r"4 to 16 larger is cheaper per sample \(timed with micro-batches of 4 and sgd\), up to 64 .*: take 16",
+        ),
+        (
+            256,
+            64,
+            "From effective batch 4 to 256 .*, up to 64 it costs no quality .*: take 64; what a larger one would",
+        ),
+        (
+            4,
+            64,
+            "From effective batch 4 on a sample costs about the same .*, up to 64 it costs no quality .*: take 4",
+        ),
     ],
 )
-def test_one_sentence_says_from_where_to_where(flat: int, good: int | None, told: str) -> None:
-    rows = worth_table(trained(point(1, samples_to_target=100.0)), timed(point(1, samples_per_sec=10.0)))
+def test_one_sentence_says_from_where_to_where(flat: int, good: int, told: str) -> None:
+    of = curves([trained(1, 100.0)], [point(1, samples_per_sec=10.0)])
     metrics = {**EFFICIENCY, "worth_it_up_to_effective_batch": good}
-    (first, *_) = worth_sentences(rows, metrics, {"flattens_at_effective_batch": flat})
+    (first, *_) = said(of, efficiency=metrics, flattens_at_effective_batch=flat)
     assert re.search(told, first)
 
 
-def test_a_noise_scale_without_bound_says_so() -> None:
-    rows = worth_table(trained(point(1, samples_to_target=None)), timed())
-    assert "30 targets (20 to no bound)" in " ".join(
-        worth_sentences(rows, EFFICIENCY, {"flattens_at_effective_batch": 16})
+@pytest.mark.parametrize("loss", [None, 2.29])
+def test_arms_that_did_not_train_are_not_compared(loss: float | None) -> None:
+    metrics = {**EFFICIENCY, "best_validation_loss": loss}
+    of = curves([trained(1, 100.0)], [point(1, samples_per_sec=10.0)])
+    assert list(said(of, efficiency=metrics)) == [nothing_to_compare(metrics)]
+
+
+def test_where_all_arms_are_as_good_there_is_one_target() -> None:
+    assert list(targets({"target_loss": 0.2, "common_target_loss": 0.4}).items()) == [
+        ("target", 0.2),
+        ("common_target", 0.4),
+    ]
+    assert targets({"target_loss": 0.2, "common_target_loss": 0.2}) == {"target": 0.2}
+    assert targets({"target_loss": None, "common_target_loss": None}) == {}
+
+
+def test_where_the_curve_flattens_is_told_with_its_interval_and_for_what_was_timed() -> None:
+    of = curves([trained(1, 100.0)], [point(1, samples_per_sec=10.0, micro_batch=8)])
+    (first, *_) = said(of, **between("flattens_at_effective_batch", (64, 56.0, 72.0)))
+    assert first.startswith(
+        "From effective batch 8 to 64 (95 % interval 56 to 72) larger is cheaper per sample "
+        "(timed with micro-batches of 8 and sgd)"
     )
+
+
+def test_the_table_tells_every_arm_and_what_is_not_known() -> None:
+    of = curves([trained(1, 100.0), trained(4, None)], [point(1, samples_per_sec=10.0)])
+    rows = worth_table(of["efficiency"], of["throughput"])
+    section = worth_section(rows, of, {"efficiency": EFFICIENCY, "throughput": THROUGHPUT})
+    assert (
+        "| 4 | +0.02 (-0.01 to +0.05) | 10 | 100 (50 to 200) | 10 (5 to 20) | 20 (10 to 30) | 2 (1 to 3) |" in section
+    )
+    assert "| 16 | +0.02 (-0.01 to +0.05) | - | - | - | 20 (10 to 30) | - |" in section

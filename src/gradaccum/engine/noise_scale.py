@@ -8,62 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.stats import bootstrap, norm, t
 from torch import Tensor, distributed, nn
 
+from gradaccum.engine.gradients import HALF
+from gradaccum.engine.noise_estimate import NoiseScaleEstimate, WindowNoise, estimate, in_parts
 from gradaccum.engine.observer import Note
-from gradaccum.errors import BatchError, ConfigError
-
-Floats = NDArray[np.float64]
-
-RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class WindowNoise:
-    """Unbiased estimates from one window, at its parameters.
-
-    With micro-batch gradients g_i over n_i targets, and their weighted mean g over n targets:
-    `S = (sum of n_i |g_i|^2 - n |g|^2) / (N - 1)` and `|G|^2 = |g|^2 - S / n`. For equal n_i these are the paper's
-    estimates with B_small = n_i and B_big = n; in this form they are unbiased for unequal counts too.
-
-    Attributes:
-        trace: S, trace of the covariance of one target's gradient; not negative.
-        grad_sq_norm: |G|^2, squared norm of the true gradient; negative where noise hides it.
-        weight: degrees of freedom behind `trace`, N - 1.
-    """
-
-    trace: float
-    grad_sq_norm: float
-    weight: int
-
-
-@dataclass(frozen=True)
-class NoiseScaleEstimate:
-    """B_simple = S / |G|^2, in targets: the batch whose gradient is as much noise as signal.
-
-    Attributes:
-        noise_scale: infinite where no gradient stands out of the noise.
-        low: lower end of the confidence interval.
-        high: upper end; infinite where the windows set no bound.
-        trace: S, averaged over the windows.
-        grad_sq_norm: |G|^2, averaged over the windows.
-        windows: how many there were.
-    """
-
-    noise_scale: float
-    low: float
-    high: float
-    trace: float
-    grad_sq_norm: float
-    windows: int
+from gradaccum.errors import BatchError
 
 
 class NoiseScale:
@@ -130,13 +83,21 @@ class NoiseScale:
         return [_from_sums(*row) for row in seen.tolist() if row[1] >= 2 and all(map(math.isfinite, row))]
 
     def estimate(self, *, confidence: float = 0.95) -> NoiseScaleEstimate:
-        """The noise scale over all windows so far.
+        """The noise scale over all windows so far, taken as one stretch in which it stays about the same.
 
         Raises:
             BatchError: no window had two micro-batches with targets.
             ConfigError: `confidence` is no share.
         """
         return estimate(self.windows(), confidence=confidence)
+
+    def along(self, parts: int, *, confidence: float = 0.95) -> list[NoiseScaleEstimate]:
+        """The noise scale in each of so many parts of the windows so far, in order: it drifts along training.
+
+        Raises:
+            BatchError: there are fewer windows than parts.
+        """
+        return [estimate(part, confidence=confidence) for part in in_parts(self.windows(), parts)]
 
 
 class _Squares:
@@ -150,8 +111,8 @@ class _Squares:
 
     def note(self, parameter: int, gradient: Tensor) -> None:
         """The last gradient of a micro-batch counts: a loss that holds gradients itself (a penalty) makes others."""
-        dtype = torch.promote_types(gradient.dtype, torch.float32)
-        self._fresh[parameter] = torch.linalg.vector_norm(gradient.detach(), dtype=dtype)
+        widened = torch.float32 if gradient.dtype in HALF else None
+        self._fresh[parameter] = torch.linalg.vector_norm(gradient.detach(), dtype=widened)
 
     def end_micro_batch(self, count: float, factor: float) -> None:
         """What was noted since the last call is `factor * count` times a mean gradient."""
@@ -166,77 +127,6 @@ class _Squares:
             return torch.zeros(())
         norms = torch.stack(self._norms).double()
         return norms.square() @ norms.new_tensor(self._weights)
-
-
-def estimate(windows: Sequence[WindowNoise], *, confidence: float = 0.95) -> NoiseScaleEstimate:
-    """`mean(S) / mean(|G|^2)`: each mean is unbiased, the ratio within one window is not.
-
-    Both means weigh a window by its degrees of freedom. The interval is a block bootstrap: consecutive windows, which
-    depend on each other through the parameters, are resampled together.
-
-    Raises:
-        BatchError: there is no window.
-        ConfigError: `confidence` is no share.
-    """
-    if not isinstance(confidence, Real) or not 0 < confidence < 1:
-        raise ConfigError(
-            f"confidence={confidence!r} is no share between 0 and 1, so no interval would hold it. Set it to 0.95, say."
-        )
-    if not windows:
-        raise BatchError(
-            "no window had 2 micro-batches with targets, so there is no noise scale. Use accum_steps of at least 2."
-        )
-    weight = np.array([window.weight for window in windows], dtype=float)
-    traces = weight * [window.trace for window in windows]
-    squares = weight * [window.grad_sq_norm for window in windows]
-    low, high = _interval(_in_blocks(traces), _in_blocks(squares), confidence)
-    return NoiseScaleEstimate(
-        noise_scale=_scale(squares.sum(), traces.sum()),
-        low=low,
-        high=high,
-        trace=float(traces.sum() / weight.sum()),
-        grad_sq_norm=float(squares.sum() / weight.sum()),
-        windows=len(windows),
-    )
-
-
-def _interval(traces: Floats, squares: Floats, confidence: float) -> tuple[float, float]:
-    """Bounds of S / |G|^2, by way of its inverse: S is never negative, while |G|^2 may well be, or pass through 0."""
-    if len(traces) < 2 or not traces.all():
-        return 0.0, math.inf
-    inverse = bootstrap(
-        (squares, traces),
-        lambda part, whole, axis: part.sum(axis=axis) / whole.sum(axis=axis),
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        confidence_level=_expanded(confidence, len(traces)),
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return _scale(inverse.high, 1.0), _scale(inverse.low, 1.0)
-
-
-def _expanded(confidence: float, blocks: int) -> float:
-    """The level at which a percentile interval over so few blocks is as wide as a t interval, not narrower.
-
-    Source: Hesterberg 2014, What Teachers Should Know about the Bootstrap, arXiv 1411.5279, section 5.2 ("expanded
-    percentile interval").
-    """
-    reach = math.sqrt(blocks / (blocks - 1)) * t.ppf((1 + confidence) / 2, blocks - 1)
-    return float(norm.cdf(reach) - norm.cdf(-reach))
-
-
-def _scale(square: float, trace: float) -> float:
-    if not trace > 0:
-        return 0.0
-    return float(trace / square) if square > 0 else math.inf
-
-
-def _in_blocks(values: Floats) -> Floats:
-    """Sums over blocks of about n^(1/3) consecutive windows (the rate of Kuensch 1989, Annals of Statistics 17:3)."""
-    length = math.ceil(len(values) ** (1 / 3))
-    return np.add.reduceat(values, np.arange(0, len(values), length))
 
 
 def _from_sums(own: float, micro_batches: float, whole: float, count: float) -> WindowNoise:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
-from gradaccum.engine.noise_scale import NoiseScaleEstimate, estimate
+from gradaccum.engine.noise_estimate import NoiseScaleEstimate, estimate, in_parts
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.setup import AdamW, Progress
 from gradaccum.measurements.training import Arm, Evaluation, Run, Trainer, evaluation_points
-from gradaccum.results.intervals import Interval, mean_interval
+from gradaccum.results.intervals import Interval, first_reached, mean_interval
+from gradaccum.results.sentences import QUARTERS
 
 
 @dataclass(frozen=True)
 class Stand:
-    """An arm at one evaluation, over all seeds; the noise scale is that of the windows since the evaluation before."""
+    """An arm at one evaluation, over all seeds."""
 
     samples: int
     steps: int
     validation_loss: Interval | None
     validation_accuracy: Interval | None
     train_loss: Interval | None
-    noise: NoiseScaleEstimate | None
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,28 @@ class ArmResult:
         return mean_interval(known) if len(known) == len(values) else None
 
     @cached_property
-    def noise(self) -> NoiseScaleEstimate | None:
-        """The noise scale over all windows of all seeds; None with one micro-batch a window."""
-        return _noise(evaluation for run in self.runs for evaluation in run.evaluations)
+    def noise(self) -> list[NoiseScaleEstimate]:
+        """The noise scale over all seeds, in each quarter of training; empty where some seed cannot tell it."""
+        runs = [run.noise for run in self.runs]
+        if self.failed_runs or min(map(len, runs)) < len(QUARTERS):
+            return []
+        return [estimate(*parts) for parts in zip(*(in_parts(run, len(QUARTERS)) for run in runs), strict=True)]
+
+    def samples_to(self, loss: float) -> Interval | None:
+        """After how many samples the validation loss is down to that much; None where some seed never is."""
+        reached = [
+            first_reached(
+                [evaluation.samples for evaluation in run.evaluations],
+                [evaluation.validation_loss for evaluation in run.evaluations],
+                loss,
+            )
+            for run in self.runs
+        ]
+        known = [samples for samples in reached if samples is not None]
+        if len(known) < len(reached):
+            return None
+        interval = mean_interval(known)
+        return replace(interval, low=max(0.0, interval.low))
 
     @cached_property
     def learning(self) -> list[Stand]:
@@ -69,15 +89,9 @@ class ArmResult:
                 validation_loss=self.over_seeds(validation_loss, at),
                 validation_accuracy=self.over_seeds(validation_accuracy, at),
                 train_loss=self.over_seeds(train_loss, at),
-                noise=_noise(run.evaluations[at] for run in self.runs),
             )
             for at, evaluation in enumerate(self.runs[0].evaluations)
         ]
-
-
-def _noise(evaluations: Iterable[Evaluation]) -> NoiseScaleEstimate | None:
-    windows = [window for evaluation in evaluations for window in evaluation.noise]
-    return estimate(windows) if windows else None
 
 
 def train_arms(
@@ -144,6 +158,7 @@ def point(result: ArmResult, series: str) -> dict[str, Any]:
         **fields(ended(result), "validation_loss"),
         **fields(result.over_seeds(validation_accuracy), "validation_accuracy"),
         **fields(result.over_seeds(train_loss), "train_loss"),
+        "seeds": len(result.runs),
         "failed_runs": result.failed_runs,
         "diverged_at_step": result.diverged_at_step,
     }
@@ -153,11 +168,11 @@ def fields(interval: Interval | None, name: str) -> dict[str, Any]:
     return interval.fields(name) if interval else dict.fromkeys((name, f"{name}_low", f"{name}_high"))
 
 
-def noise_fields(noise: NoiseScaleEstimate | None) -> dict[str, float | None]:
-    """Null where there is none, and where it is infinite."""
-    values = (noise.noise_scale, noise.low, noise.high) if noise else (None, None, None)
-    names = ("noise_scale", "noise_scale_low", "noise_scale_high")
-    return {
-        name: value if value is not None and math.isfinite(value) else None
-        for name, value in zip(names, values, strict=True)
-    }
+def noise_fields(noise: Sequence[NoiseScaleEstimate]) -> dict[str, float | None]:
+    """By quarter of training; null where there is none, and where it is infinite."""
+    found: dict[str, float | None] = {}
+    for name, each in zip_longest(QUARTERS, noise):
+        values = (each.noise_scale, each.low, each.high) if each else (None, None, None)
+        for ending, value in zip(("", "_low", "_high"), values, strict=True):
+            found[f"{name}{ending}"] = value if value is not None and math.isfinite(value) else None
+    return found

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gradaccum.engine.batching import BatchPlan
-from gradaccum.engine.noise_scale import NoiseScaleEstimate
-from gradaccum.measurements.arms import ArmResult, best_of, ended, is_worse, train_arms
+from gradaccum.measurements.arms import ArmResult, best_of, excess, is_worse, train_arms
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.efficiency import Config
 from gradaccum.measurements.rules import scaled_beta2, scaled_lr
 from gradaccum.measurements.setup import AdamW, Progress, Setup
 from gradaccum.measurements.training import Arm
-from gradaccum.results.intervals import first_reached
+from gradaccum.results.intervals import Interval
 
 
 def compare_arms(config: Config, setup: Setup, progress: Progress) -> Comparison:
@@ -61,9 +61,13 @@ class Comparison:
         return next((each.effective_batch for each in beyond if is_worse(each, self.best)), None)
 
     @property
-    def worse_from_failed_runs(self) -> int | None:
-        """How many of its runs failed: then the learning rate was too large there, whatever the noise."""
-        return next((each.failed_runs for each in self.results if each.effective_batch == self.worse_from), None)
+    def worse(self) -> ArmResult | None:
+        """That arm. Where its runs failed the learning rate was too large, whatever the noise."""
+        return next((each for each in self.results if each.effective_batch == self.worse_from), None)
+
+    def above_best(self, result: ArmResult | None) -> Interval | None:
+        """How much more loss an arm ends with than the best one, seed by seed."""
+        return None if result is None or self.best is None or result is self.best else excess(result, self.best)
 
     @cached_property
     def worth_it(self) -> ArmResult | None:
@@ -72,20 +76,26 @@ class Comparison:
         return before[-1] if before else None
 
     @cached_property
-    def noise(self) -> NoiseScaleEstimate | None:
-        """Over the whole run of the arm `worth_it`, or of the first larger one that has two micro-batches a window."""
+    def noisy(self) -> ArmResult | None:
+        """Whose noise scale is told: the arm `worth_it`, or the first larger one whose windows show it."""
         least = self.worth_it.effective_batch if self.worth_it else 0
-        return next((each.noise for each in self.results if each.effective_batch >= least and each.noise), None)
+        return next((each for each in self.results if each.effective_batch >= least and each.noise), None)
 
     @cached_property
     def target_loss(self) -> float | None:
-        """What the best arm ends with, up to its interval."""
-        interval = ended(self.best) if self.best else None
-        return interval.high if interval else None
+        """What every run reaches of the arms that are not worse than the best."""
+        return _reached_by([each for each in self.results if self.best and not is_worse(each, self.best)])
 
-    def samples_to_target(self, result: ArmResult) -> float | None:
-        """After how many samples the mean validation loss is down to the target; None where it never is."""
-        if self.target_loss is None:
-            return None
-        losses = [stand.validation_loss.mean if stand.validation_loss else None for stand in result.learning]
-        return first_reached([stand.samples for stand in result.learning], losses, self.target_loss)
+    @cached_property
+    def common_target_loss(self) -> float | None:
+        """What every run reaches of the arms that did not fail."""
+        return _reached_by([each for each in self.results if not each.failed_runs])
+
+    def samples_to(self, loss: float | None, result: ArmResult) -> Interval | None:
+        """None where some seed of the arm does not get there, or failed."""
+        return None if loss is None or result.failed_runs else result.samples_to(loss)
+
+
+def _reached_by(results: Sequence[ArmResult]) -> float | None:
+    finals = [run.final.validation_loss for each in results for run in each.runs]
+    return max((loss for loss in finals if loss is not None), default=None)

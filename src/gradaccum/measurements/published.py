@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,12 @@ from gradaccum.measurements.rules import scaled_beta2, scaled_lr
 from gradaccum.measurements.scaling import Config, Grid, HalfLife, LinearScaling
 from gradaccum.measurements.setup import SGD, AdamW, Progress, Setup
 from gradaccum.measurements.training import Arm
+from gradaccum.results import sentences
 from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Outcome
+
+PAPERS_RULE = {"linear": "warm_up", "half_life": "half_life"}
+"""Of each trial, the name of the arms that do as the paper says."""
 
 
 def repeat_published(config: Config, setup: Setup, progress: Progress) -> Outcome:
@@ -24,15 +28,15 @@ def repeat_published(config: Config, setup: Setup, progress: Progress) -> Outcom
     half_life = Trial.run(
         bench, half_life_arms(config.half_life, setup.optimizers.adamw), config, config.half_life, progress
     )
-    metrics = {**linear_metrics(linear), **half_life_metrics(half_life)}
+    metrics = {**linear_metrics(linear), **half_life_metrics(half_life), "seeds": len(config.seeds)}
     trials = {"linear": linear, "half_life": half_life}
     return Outcome(
         metrics=metrics,
         curve=Curve(
             "scaling", "effective_batch", tuple(p for name, trial in trials.items() for p in points(name, trial))
         ),
-        summary=[row(name, each) for name, trial in trials.items() for each in trial.results],
-        findings=list(findings(metrics)),
+        summary=[row(name, each) for name, trial in trials.items() for each in (trial.base, *trial.results)],
+        findings=[sentences.linear_scaling(metrics), sentences.half_life(metrics)],
     )
 
 
@@ -49,6 +53,9 @@ class Trial:
         arms = [replace(arm, decay=config.decay) for arm in arms]
         results = train_arms(bench, arms, seeds=config.seeds, samples=grid.samples, progress=progress)
         return cls(tuple(results[1:]), results[0])
+
+    def times(self, result: ArmResult) -> float:
+        return result.effective_batch / self.base.effective_batch
 
     def named(self, name: str) -> list[ArmResult]:
         """The arms of that name, nearest to the base first."""
@@ -89,21 +96,24 @@ def half_life_arms(grid: HalfLife, settings: AdamW) -> list[Arm]:
 
 def linear_metrics(trial: Trial) -> dict[str, Any]:
     """Up to how many times the base's effective batch the result stays, with each way to set the learning rate."""
-    reach = {name: holds_up_to(trial, name) for name in ("unscaled", "no_warm_up", "warm_up")}
+    others = ("unscaled", "no_warm_up")
+    reach = {name: holds_up_to(trial, name) for name in (*others, "warm_up")}
     return {
         "linear/base_effective_batch": trial.base.effective_batch,
+        "linear/base_failed_runs": trial.base.failed_runs,
+        "linear/largest_times": trial.times(trial.named("warm_up")[-1]),
         **{f"linear/{name}/holds_up_to_times": times for name, times in reach.items()},
-        "linear/holds": reach["warm_up"] > max(reach["unscaled"], reach["no_warm_up"]),
+        "linear/holds": not trial.base.failed_runs and all(reach["warm_up"] > reach[name] for name in others),
     }
 
 
-def holds_up_to(trial: Trial, name: str) -> int:
+def holds_up_to(trial: Trial, name: str) -> float:
     """The largest multiple of the base's effective batch up to which no arm is worse than the base."""
-    reach = 1
+    reach = 1.0
     for each in trial.named(name):
         if is_worse(each, trial.base):
             break
-        reach = each.effective_batch // trial.base.effective_batch
+        reach = trial.times(each)
     return reach
 
 
@@ -115,16 +125,28 @@ def half_life_metrics(trial: Trial) -> dict[str, Any]:
         "half_life/effective_batch": kept.effective_batch,
         **fields(excess(kept, trial.base), "half_life/loss_above_base"),
         **fields(excess(fixed, kept), "half_life/loss_of_fixed_above_it"),
-        "half_life/holds": not is_worse(kept, trial.base) and is_worse(fixed, kept),
+        "half_life/base_failed_runs": trial.base.failed_runs,
+        "half_life/kept_failed_runs": kept.failed_runs,
+        "half_life/fixed_failed_runs": fixed.failed_runs,
+        "half_life/kept_is_worse": is_worse(kept, trial.base),
+        "half_life/fixed_is_worse": is_worse(fixed, kept),
+        "half_life/holds": not trial.base.failed_runs and not is_worse(kept, trial.base) and is_worse(fixed, kept),
     }
 
 
 def points(trial_name: str, trial: Trial) -> Iterator[dict[str, Any]]:
-    """Each rule's line begins at the base."""
+    """Each rule's line begins at the base; what an arm is judged by are its differences, seed by seed."""
+    follows = {each.effective_batch: each for each in trial.named(PAPERS_RULE[trial_name])}
     for name in dict.fromkeys(each.arm.name for each in trial.results):
         for each in [trial.base, *trial.named(name)]:
             more = None if each is trial.base else excess(each, trial.base)
-            yield {**point(each, f"{trial_name}/{name}"), **fields(more, "loss_above_base")}
+            rule = follows.get(each.effective_batch, each)
+            yield {
+                **point(each, f"{trial_name}/{name}"),
+                "departs_from": trial.base.effective_batch,
+                **fields(more, "loss_above_base"),
+                **fields(None if rule is each else excess(each, rule), "loss_above_rule"),
+            }
 
 
 def row(trial_name: str, result: ArmResult) -> dict[str, Any]:
@@ -134,24 +156,6 @@ def row(trial_name: str, result: ArmResult) -> dict[str, Any]:
         "effective batch": result.effective_batch,
         "lr": settings.lr,
         "beta2": settings.betas[1] if isinstance(settings, AdamW) else None,
-        "validation loss": f"{loss.mean:.4g} ({loss.low:.3g} to {loss.high:.3g})" if loss else "-",
+        "validation loss": f"{loss.mean:.4g} ({loss.low:.3g} to {loss.high:.3g})" if loss else None,
         "failed runs": result.failed_runs,
     }
-
-
-def findings(metrics: Mapping[str, Any]) -> Iterator[str]:
-    yield (
-        f"Linear scaling from effective batch {metrics['linear/base_effective_batch']} keeps its result up to "
-        f"{metrics['linear/warm_up/holds_up_to_times']} times that with warm-up, up to "
-        f"{metrics['linear/no_warm_up/holds_up_to_times']} times without, and an unscaled learning rate up to "
-        f"{metrics['linear/unscaled/holds_up_to_times']} times."
-    )
-    where = f"At effective batch {metrics['half_life/effective_batch']}, AdamW with the second moment's half-life kept"
-    base, fixed = metrics["half_life/loss_above_base"], metrics["half_life/loss_of_fixed_above_it"]
-    if base is None or fixed is None:
-        yield f"{where}: some seed diverged."
-    else:
-        yield (
-            f"{where} ends {base:+.3g} from the loss at {metrics['half_life/base_effective_batch']}; with beta2 fixed "
-            f"it ends another {fixed:+.3g} away."
-        )

@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch, BatchPlan, to, windows
-from gradaccum.engine.noise_scale import NoiseScale, WindowNoise
+from gradaccum.engine.noise_estimate import WindowNoise
+from gradaccum.engine.noise_scale import NoiseScale
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.observer import NoObserver
 from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
@@ -75,6 +76,11 @@ class Run:
     @property
     def final(self) -> Evaluation:
         return self.evaluations[-1]
+
+    @property
+    def noise(self) -> list[WindowNoise]:
+        """What each window told, along the run; empty with one micro-batch a window."""
+        return [window for evaluation in self.evaluations for window in evaluation.noise]
 
     @property
     def failed(self) -> bool:

@@ -1,14 +1,28 @@
-"""Published claims beside what was measured here, as a page."""
+"""Published claims beside what was measured here, as a page; and every arm beside the one it is compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from gradaccum.results import sentences
+from gradaccum.results.curve import Curve, Point
 
 Metrics = Mapping[str, Any]
 
 ORDER_OF_MAGNITUDE = 10
+
+DECIDES = """\
+## What each arm was compared with
+
+Validation loss at the end, on equal samples: mean over the seeds, with its 95 % interval. Arms share their seeds, so
+what decides is not whether two such intervals meet, but whether that of the differences, seed by seed, excludes 0.
+"""
+
+RULE = {"linear": "warm_up", "half_life": "half_life"}
+"""Of each trial, the arms that do as the paper says."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +40,11 @@ def claims(efficiency: Metrics, scaling: Metrics) -> list[Claim]:
     return [_linear_scaling(scaling), _noise_scale(efficiency), _half_life(scaling)]
 
 
-def page(all_claims: list[Claim]) -> str:
+def page(all_claims: list[Claim], efficiency: Curve, scaling: Curve) -> str:
     """Markdown."""
-    return "\n".join(["# Published claims, at this size", "", *_lines(all_claims)]) + "\n"
+    return "\n".join(
+        ["# Published claims, at this size", "", *_lines(all_claims), "", DECIDES, *_arms(efficiency, scaling)]
+    )
 
 
 def _lines(all_claims: list[Claim]) -> Iterator[str]:
@@ -39,37 +55,35 @@ def _lines(all_claims: list[Claim]) -> Iterator[str]:
 
 
 def _linear_scaling(scaling: Metrics) -> Claim:
-    reach = {name: scaling[f"linear/{name}/holds_up_to_times"] for name in ("unscaled", "no_warm_up", "warm_up")}
-    verdict, remark = "holds", ""
-    if not scaling["linear/holds"]:
-        verdict = "in part" if reach["warm_up"] > reach["unscaled"] else "not shown"
-        remark = " A warm-up carried it no further than none, so this size does not show what warm-up is for."
+    verdict, remark = _linear_verdict(scaling)
     return Claim(
         paper="Goyal et al. 2017, arXiv 1706.02677",
         says="At k times the batch, k times the learning rate keeps the small batch's result, with gradual warm-up; "
         "without warm-up it does not.",
-        here=f"From effective batch {scaling['linear/base_effective_batch']} the result stays up to "
-        f"{reach['warm_up']} times that with warm-up, {reach['no_warm_up']} times without, {reach['unscaled']} times "
-        f"with the learning rate unscaled.{remark}",
+        here=f"{sentences.linear_scaling(scaling)}{remark}",
         verdict=verdict,
         figure="linear_scaling.png",
     )
 
 
+def _linear_verdict(scaling: Metrics) -> tuple[str, str]:
+    """The claim has two halves: scaled reaches further than unscaled, and further with warm-up than without."""
+    if scaling["linear/base_failed_runs"]:
+        return "cannot tell", ""
+    unscaled, abrupt, warm = (
+        scaling[f"linear/{name}/holds_up_to_times"] for name in ("unscaled", "no_warm_up", "warm_up")
+    )
+    if warm > unscaled and warm > abrupt:
+        return "holds", ""
+    if warm > unscaled:
+        return "in part", " Warm-up carried it no further than none, so this size does not show what warm-up is for."
+    if warm > abrupt:
+        return "in part", " Warm-up helps, but scaling carried it no further than the learning rate unscaled."
+    return "not shown", " Scaling with warm-up carried it no further than the other ways: this size does not show it."
+
+
 def _noise_scale(efficiency: Metrics) -> Claim:
-    bend, noise = efficiency["worse_from_effective_batch"], efficiency["noise_scale"]
-    if bend is None or noise is None:
-        here, verdict = "No arm was large enough to lose quality, or no noise scale could be told.", "cannot tell"
-    else:
-        good = efficiency["worth_it_up_to_effective_batch"]
-        here = (
-            f"The noise scale is {noise:.3g} targets; the loss on equal samples is as good as the best up to effective "
-            f"batch {good}, and worse at {bend}, which is {bend / noise:.2g} times the noise scale."
-        )
-        verdict = "holds" if 1 / ORDER_OF_MAGNITUDE <= bend / noise <= ORDER_OF_MAGNITUDE else "not shown"
-        if efficiency["worse_from_failed_runs"]:
-            here += " Runs failed there, so it is the learning rate that was too large, whatever the noise."
-            verdict = "cannot tell"
+    here, verdict = _bend(efficiency)
     return Claim(
         paper="McCandlish et al. 2018, arXiv 1812.06162",
         says="The loss reached on equal samples bends at a batch of the order of the gradient noise scale.",
@@ -79,25 +93,78 @@ def _noise_scale(efficiency: Metrics) -> Claim:
     )
 
 
+def _bend(efficiency: Metrics) -> tuple[str, str]:
+    noise, bend = sentences.noise_scale(efficiency), efficiency["worse_from_effective_batch"]
+    nothing = sentences.nothing_to_compare(efficiency)
+    if nothing:
+        return nothing, "cannot tell"
+    if noise is None:
+        return f"{sentences.quality(efficiency)} No noise scale could be told.", "cannot tell"
+    told = f"{sentences.quality(efficiency)} {noise}"
+    if bend is None:
+        return f"{told} No arm was large enough to lose quality.", "cannot tell"
+    if efficiency["worse_from_failed_runs"]:
+        return f"{told} It was the learning rate that was too large there, whatever the noise.", "cannot tell"
+    middle = sentences.middle(efficiency)
+    if middle is None or not math.isfinite(middle):
+        return f"{told} In half of training no gradient stands out of the noise.", "cannot tell"
+    times = bend / middle
+    near = 1 / ORDER_OF_MAGNITUDE <= times <= ORDER_OF_MAGNITUDE
+    return f"{told} {bend} is {times:.2g} times the middle of these, {middle:.3g}.", "holds" if near else "not shown"
+
+
 def _half_life(scaling: Metrics) -> Claim:
-    base, fixed = scaling["half_life/loss_above_base"], scaling["half_life/loss_of_fixed_above_it"]
-    if base is None or fixed is None:
-        here = "A seed diverged."
-    else:
-        here = (
-            f"At effective batch {scaling['half_life/effective_batch']} the loss ends {base:+.3g} from that at "
-            f"{scaling['half_life/base_effective_batch']} ({_span(scaling, 'half_life/loss_above_base')}); with beta2 "
-            f"fixed it ends {fixed:+.3g} from there ({_span(scaling, 'half_life/loss_of_fixed_above_it')})."
-        )
     return Claim(
         paper="Marek et al. 2025, arXiv 2507.07101",
         says="With AdamW's second moment kept at its half-life in samples, beta2' = beta2^(B'/B), small batches train "
         "as well as large ones.",
-        here=here,
-        verdict="holds" if scaling["half_life/holds"] else "not shown",
+        here=sentences.half_life(scaling),
+        verdict=_half_life_verdict(scaling),
         figure="half_life.png",
     )
 
 
-def _span(metrics: Metrics, name: str) -> str:
-    return f"{metrics[f'{name}_low']:+.2g} to {metrics[f'{name}_high']:+.2g}"
+def _half_life_verdict(scaling: Metrics) -> str:
+    """As good as the large batch, and better than with beta2 fixed; the second alone is a part of it."""
+    if scaling["half_life/base_failed_runs"]:
+        return "cannot tell"
+    if scaling["half_life/holds"]:
+        return "holds"
+    helped = scaling["half_life/fixed_is_worse"] and not scaling["half_life/kept_failed_runs"]
+    return "in part" if helped else "not shown"
+
+
+def _arms(efficiency: Curve, scaling: Curve) -> Iterator[str]:
+    for trial, rule in RULE.items():
+        lines = {name: points for name, points in scaling.series().items() if name.startswith(f"{trial}/")}
+        every = [point for points in lines.values() for point in points]
+        bases = [point for point in every if point["effective_batch"] == point["departs_from"]]
+        base = f"the base, {bases[0]['effective_batch']}"
+        columns = {f"minus that of {base}": "loss_above_base", f"minus that of {rule} there": "loss_above_rule"}
+        yield from _table(trial, {"base": bases[:1]} | lines, columns, skip=bases)
+    yield from _table("efficiency", efficiency.series(), {"minus that of the best arm": "loss_above_best"}, skip=())
+
+
+def _table(title: str, lines: Mapping[str, Sequence[Point]], columns: Mapping[str, str], *, skip: Any) -> Iterator[str]:
+    heads = ["arm", "effective batch", "learning rate", "beta2", "loss", *columns, "seeds failed"]
+    yield f"### {title}"
+    yield ""
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+    for name, points in lines.items():
+        for point in points:
+            if name == "base" or point not in skip:
+                yield _row(name.rpartition("/")[2], point, columns.values())
+    yield ""
+
+
+def _row(arm: str, point: Point, differences: Iterable[str]) -> str:
+    cells = [arm, point["effective_batch"], f"{point['lr']:.3g}"]
+    cells += ["-" if point["beta2"] is None else f"{point['beta2']:.4g}", _spread(point, "validation_loss", ".3g")]
+    cells += [_spread(point, name, "+.2g") for name in differences]
+    return f"| {' | '.join(map(str, cells))} | {point['failed_runs']} of {point['seeds']} |"
+
+
+def _spread(point: Point, name: str, form: str) -> str:
+    value, low, high = (point[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return "-" if value is None else f"{value:{form}} ({low:{form}} to {high:{form}})"

@@ -27,9 +27,9 @@ def of_stage(curve: Curve, tables: Tables) -> dict[str, bytes]:
     return {f"{name}.png": _png(draw(curve, tables)) for name, draw in _DRAW.get(curve.stage, {}).items()}
 
 
-def worth(rows: Table) -> bytes:
-    """The report's own: time to the target loss against the effective batch."""
-    return _png(value_figures.worth(rows))
+def worth(rows: Table, efficiency: Mapping[str, Any], *, untimed: str | None) -> bytes:
+    """The report's own: time to the target losses against the effective batch."""
+    return _png(value_figures.worth(rows, efficiency, untimed=untimed))
 
 
 def distributed(curve: Curve, tables: Tables) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,12 @@ class Interval:
     mean: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, Any], name: str) -> Interval | None:
+        """From the fields that `fields` made; None where they are null."""
+        mean, low, high = (metrics[f"{name}{ending}"] for ending in ("", "_low", "_high"))
+        return None if mean is None else cls(mean, low, high)
 
     def fields(self, name: str) -> dict[str, Any]:
         """As fields of a point: `name`, `name_low`, `name_high`."""

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradaccum.results.curve import Curve, Point
-from gradaccum.results.outcome import Table
 from gradaccum.results.sizes import shown_bytes
-from gradaccum.results.worth import worth_sentences
 
 Metrics = Mapping[str, Any]
 
@@ -77,8 +75,8 @@ Measured on: {machine}.
 """
 
 
-def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics, *, worth: Table) -> str:
-    """The page, from the stages' metrics, the ablation's curve, `environment.json` and the worth of each arm."""
+def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics, *, worth: str) -> str:
+    """The page, from the stages' metrics, the ablation's curve, `environment.json` and what is worth it."""
     most = max(point["accum_steps"] for point in ablation.points)
     at_most = {point["series"]: point for point in ablation.points if point["accum_steps"] == most}
     lines = [
@@ -92,7 +90,7 @@ def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics, *,
         mistakes="\n".join([f"At effective batch {effective}, N = {most}:", "", *lines]),
         right="; ".join(right) + ".",
         machine=", ".join(f"{key} {machine[key]}" for key in ("cpu", "gpu", "torch", "python") if machine.get(key)),
-        worth="\n".join(f"- {line}" for line in worth_sentences(worth, metrics["efficiency"], metrics["throughput"])),
+        worth=worth,
         **expectations(metrics["equivalence"], metrics["throughput"]),
         **_settings(metrics["memory"], metrics["plan"]),
         over_ranks=_over_ranks(metrics["distributed"]),

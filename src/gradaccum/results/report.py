@@ -21,7 +21,8 @@ from gradaccum.results.files import (
 )
 from gradaccum.results.outcome import Row, Table
 from gradaccum.results.recipe import Metrics, recipe
-from gradaccum.results.worth import worth_table
+from gradaccum.results.sentences import QUARTERS
+from gradaccum.results.worth import why_untimed, worth_section, worth_table
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,22 @@ def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
         "worth": worth_table(measured.curves["efficiency"], measured.curves["throughput"]),
     }
     drawn = [figures.of_stage(curve, measured.tables) for curve in measured.curves.values()]
-    drawn.append({"worth.png": figures.worth(tables["worth"])})
+    untimed = why_untimed(measured.curves["efficiency"], measured.curves["throughput"])
+    drawn.append({"worth.png": figures.worth(tables["worth"], measured.metrics["efficiency"], untimed=untimed)})
+    worth = worth_section(tables["worth"], measured.curves, measured.metrics)
     return [
         write_json(root / "accum-curve.json", joined_curve(measured.curves).to_json()),
         write_text(
             root / "skill-gradient-accumulation.md",
-            recipe(measured.metrics, measured.curves["ablation"], measured.machine, worth=tables["worth"]),
+            recipe(measured.metrics, measured.curves["ablation"], measured.machine, worth=worth),
         ),
         write_text(
-            root / "report" / "claims.md", page(claims(measured.metrics["efficiency"], measured.metrics["scaling"]))
+            root / "report" / "claims.md",
+            page(
+                claims(measured.metrics["efficiency"], measured.metrics["scaling"]),
+                measured.curves["efficiency"],
+                measured.curves["scaling"],
+            ),
         ),
         *(write_csv(root / "report" / f"{name}.csv", rows) for name, rows in tables.items()),
         *(write_bytes(root / "report" / name, image) for images in drawn for name, image in images.items()),
@@ -124,7 +132,7 @@ def plan_table(curve: Curve) -> Table:
 
 def efficiency_table(curve: Curve) -> Table:
     """One row an arm."""
-    keys = ("effective_batch", "steps", "lr", "validation_loss", "validation_accuracy", "noise_scale")
+    keys = ("effective_batch", "steps", "lr", "validation_loss", "loss_above_best", "validation_accuracy", *QUARTERS)
     return [{key: point[key] for key in keys} for point in main_series(curve)]
 
 

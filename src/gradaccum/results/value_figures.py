@@ -2,60 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
+import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradaccum.results.canvas import finish, log2, new_axes
+from gradaccum.results.canvas import column, finish_with_one_legend, log2, new_axes
+from gradaccum.results.claims import RULE
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Row, Table
+from gradaccum.results.sentences import QUARTERS
+from gradaccum.results.sentences import middle as noise_middle
+from gradaccum.results.worth import TARGETS, targets
 
 Tables = Mapping[str, Table]
 
+EFFECTIVE_BATCH = "effective batch (samples)"
+
 
 def learning(curve: Curve, tables: Tables) -> Figure:
-    """Validation loss of every arm against samples, and against optimizer steps; above its start none is drawn."""
-    del curve
-    figure, (by_samples, by_steps) = new_axes(2)
-    for effective_batch, rows in _arms(tables["learning"]):
-        by_samples.plot(*_known(rows, "samples", "validation_loss"), label=effective_batch)
-        by_steps.plot(*_known(rows[1:], "steps", "validation_loss"), label=effective_batch)
+    """Validation loss of every arm against samples and steps, with its interval; and what decides at the end."""
+    figure, (by_samples, by_steps, above) = new_axes(3)
+    arms = _arms(tables["learning"])
+    for (effective_batch, rows), color in zip(arms.items(), _along(len(arms)), strict=True):
+        label = f"effective batch {effective_batch}"
+        _band(by_samples, "samples", rows, color=color, label=label)
+        _band(by_steps, "steps", rows[1:], color=color, label=label)
     start = float(tables["learning"][0]["validation_loss"])
-    for axes, title in ((by_samples, "at equal samples"), (by_steps, "at equal optimizer steps")):
-        axes.set(yscale="log", ylabel="validation loss (mean over seeds)", title=f"Learning curves {title}")
-        axes.set_ylim(top=1.5 * start)
-    by_steps.set_xscale("log")
-    return _finish_by_arm(figure, (by_samples, "samples"), (by_steps, "optimizer steps"))
-
-
-def noise_scale(curve: Curve, tables: Tables) -> Figure:
-    """The noise scale along training, and the loss at equal samples against it; of arms that did not fail."""
-    figure, (along, bend) = new_axes(2)
-    sound = {str(point["effective_batch"]): point for point in curve.points if not point["failed_runs"]}
-    for effective_batch, rows in _arms(tables["learning"]):
-        x, y = _known(rows, "samples", "noise_scale")
-        if x and effective_batch in sound:
-            along.plot(x, y, label=effective_batch)
-    along.set(yscale="log", ylabel="gradient noise scale (targets)", title="Noise scale along training")
+    least = min(float(row["validation_loss"]) for row in tables["learning"] if row["validation_loss"] not in (None, ""))
+    for axes, title in ((by_samples, "equal samples"), (by_steps, "equal optimizer steps")):
+        axes.set(yscale="log", ylabel="validation loss (mean, 95 % interval)", title=f"Learning at {title}")
+        axes.set_ylim(0.7 * least, 1.5 * start)
+    _log(by_steps.set_xscale, (line.get_xdata() for line in by_steps.lines))
     for name, points in curve.series().items():
-        _losses(bend, points, label=name)
-    scales = [point["noise_scale"] for point in sound.values() if point["noise_scale"]]
-    if scales:
-        bend.axvspan(min(scales), max(scales), color="0.85", label="noise scale of the arms")
-    log2(bend, [point["effective_batch"] for point in curve.points])
-    bend.set(yscale="log", ylabel="validation loss at the end", title="Loss reached on equal samples")
-    _finish_by_arm(figure, (along, "samples"), (bend, "effective batch (samples)"))
-    bend.legend(fontsize="small")
+        _differences(above, points, "loss_above_best", label=f"{name}, 95 % interval")
+    _batches(above, curve.points)
+    above.set(ylabel="loss above the best arm's", title="What decides: the difference, seed by seed")
+    finish_with_one_legend(figure, (by_samples, by_steps, above), "samples")
+    by_steps.set_xlabel("optimizer steps")
+    above.set_xlabel(EFFECTIVE_BATCH)
     return figure
 
 
-def _finish_by_arm(figure: Figure, *panels: tuple[Axes, str]) -> Figure:
-    finish(figure, [axes for axes, _ in panels], "")
-    for axes, x_label in panels:
-        axes.set_xlabel(x_label)
-        axes.legend(fontsize="small", title="effective batch")
+def noise_scale(curve: Curve, tables: Tables) -> Figure:
+    """The noise scale in each quarter of training, and the loss at equal samples beside it."""
+    figure, (along, bend) = new_axes(2)
+    samples = max(float(row["samples"]) for row in tables["learning"])
+    for share, point in zip(np.linspace(-0.25, 0.25, len(curve.points)), curve.points, strict=True):
+        middles = samples * (np.arange(len(QUARTERS)) + 0.5 + share) / len(QUARTERS)
+        _quarters(along, point, middles, color=_along(len(curve.points))[curve.points.index(point)])
+    along.set_xticks(samples * np.linspace(0, 1, len(QUARTERS) + 1))
+    _log(along.set_yscale, (line.get_ydata() for line in along.lines))
+    along.set(ylabel="gradient noise scale (targets, 95 % interval)")
+    along.set_title("Noise scale by quarter of training")
+    for name, points in curve.series().items():
+        _losses(bend, points, label=f"{name}, 95 % interval")
+    middles = [middle for point in curve.points if (middle := noise_middle(point)) and math.isfinite(middle)]
+    if middles:
+        bend.axvspan(min(middles), max(middles), color="0.9", label="noise scale of the arms, middle of the quarters")
+    _batches(bend, curve.points)
+    _log(bend.set_yscale, (line.get_ydata() for line in bend.lines))
+    bend.set(ylabel="validation loss at the end", title="Loss reached on equal samples")
+    finish_with_one_legend(figure, (along, bend), EFFECTIVE_BATCH)
+    along.set_xlabel("samples")
     return figure
 
 
@@ -71,58 +85,129 @@ def half_life(curve: Curve, tables: Tables) -> Figure:
     return _rules(curve, "half_life", "AdamW's second moment at small batches")
 
 
-def worth(rows: Table) -> Figure:
-    """What a larger batch costs a sample, what it needs in samples, and the time that makes."""
+def worth(rows: Table, efficiency: Mapping[str, Any], *, untimed: str | None) -> Figure:
+    """What a larger batch costs a sample, what it needs in samples, and the time that makes; or why there is none."""
     figure, panels = new_axes(3)
-    for axes, key, title in zip(
-        panels,
-        ("samples_per_sec", "samples_to_target", "seconds_to_target"),
-        ("Samples/s", "Samples to the target loss", "Seconds to the target loss"),
-        strict=True,
-    ):
-        axes.plot(*_known(rows, "effective_batch", key), marker="o", label="measured")
-        log2(axes, [int(row["effective_batch"]) for row in rows])
-        axes.set(ylabel=title, title=title, ylim=(0, None))
-    return finish(figure, panels, "effective batch (samples)")
+    rate, samples, seconds = panels
+    timed = [row for row in rows if row["samples_per_sec"] is not None]
+    rate.plot(column(timed, "effective_batch"), column(timed, "samples_per_sec"), "o-", color="0.3", label="samples/s")
+    for target, loss in targets(efficiency).items():
+        label = f"to loss {loss:.3g}, {TARGETS[target]}"
+        _interval(samples, rows, f"samples_to_{target}", label=label)
+        _interval(seconds, rows, f"seconds_to_{target}", label=label)
+    for axes, title in zip(panels, ("Samples/s", "Samples to a target loss", "Seconds to a target loss"), strict=True):
+        axes.set(ylabel=title.lower(), title=title)
+        drawn = np.concatenate([[0.0], *(np.asarray(line.get_ydata(), float) for line in axes.lines)])
+        axes.set_ylim(0, 1.1 * drawn.max() or 1.0)
+        _batches(axes, rows)
+        if drawn.max() == 0:
+            why = untimed if timed == [] and axes is not samples else None
+            axes.text(0.5, 0.4, fill(why or "No arm trained well.", 40), transform=axes.transAxes, ha="center")
+    return finish_with_one_legend(figure, panels, EFFECTIVE_BATCH)
 
 
 def _rules(curve: Curve, trial: str, title: str) -> Figure:
-    figure, (axes,) = new_axes(1)
+    """What every arm ends with, and what decides: the differences to the base, and to the rule at the same batch."""
+    figure, panels = new_axes(3)
+    losses, to_base, to_rule = panels
     series = {name: points for name, points in curve.series().items() if name.startswith(f"{trial}/")}
-    for name, points in series.items():
-        _losses(axes, points, label=name.partition("/")[2])
-    log2(axes, [point["effective_batch"] for points in series.values() for point in points])
-    axes.set(yscale="log", ylabel="validation loss at the end", title=title)
-    return finish(figure, (axes,), "effective batch (samples)")
+    for axes, key in ((to_base, "loss_above_base"), (to_rule, "loss_above_rule")):
+        _about_none(axes, [point[key] for points in series.values() for point in points])
+    for number, (name, points) in enumerate(series.items()):
+        apart: dict[str, Any] = {"label": name.partition("/")[2], "shift": 1.05 ** (number - (len(series) - 1) / 2)}
+        _losses(losses, points, **apart)
+        _differences(to_base, points, "loss_above_base", **apart)
+        _differences(to_rule, points, "loss_above_rule", **apart)
+    base = next(iter(series.values()))[0]["departs_from"]
+    _log(losses.set_yscale, (line.get_ydata() for line in losses.lines))
+    losses.set(ylabel="validation loss at the end", title=title)
+    to_base.set(ylabel=f"loss above that at {base}", title=f"What decides: minus the base at {base}, seed by seed")
+    to_rule.set(ylabel=f"loss above {RULE[trial]}'s", title=f"Minus {RULE[trial]} at the same batch, seed by seed")
+    for axes in panels:
+        _batches(axes, [point for points in series.values() for point in points])
+    return finish_with_one_legend(figure, panels, EFFECTIVE_BATCH)
 
 
-def _losses(axes: Axes, points: Sequence[Point], *, label: str) -> None:
+def _losses(axes: Axes, points: Sequence[Point], *, label: str, shift: float = 1.0) -> None:
     """Means with intervals; arms in which a seed failed as crosses above all others, at no value."""
     sound = [point for point in points if not point["failed_runs"]]
     failed = [point for point in points if point["failed_runs"]]
-    low, high = (
-        [abs(point[f"validation_loss_{end}"] - point["validation_loss"]) for point in sound] for end in ("low", "high")
-    )
-    x, y = ([point[key] for point in sound] for key in ("effective_batch", "validation_loss"))
-    (line, *_) = axes.errorbar(x, y, yerr=[low, high], marker="o", capsize=3, label=label)
+    color = _interval(axes, sound, "validation_loss", label=label, shift=shift)
     top = max([2 * point["validation_loss"] for point in sound], default=1.0)
-    axes.plot(
-        [point["effective_batch"] for point in failed],
-        [top for _ in failed],
-        marker="x",
-        linestyle="none",
-        color=line.get_color(),
-        label=f"{label}: a seed failed" if failed else None,
+    if failed:
+        x = column(failed, "effective_batch")
+        axes.plot(x, [top] * len(x), "x", color=color, label=f"{label}: a seed failed")
+
+
+def _differences(axes: Axes, points: Sequence[Point], name: str, *, label: str, shift: float = 1.0) -> None:
+    """Paired differences with their intervals, beside the line of none."""
+    _interval(axes, points, name, label=label, shift=shift)
+    axes.axhline(0, color="0.5", linestyle="--", label="no difference")
+
+
+def _about_none(axes: Axes, differences: Sequence[float | None]) -> None:
+    """Where large differences would hide small ones, a scale that is straight around 0 and logarithmic beyond."""
+    sizes = [abs(each) for each in differences if each]
+    if sizes and max(sizes) > 10 * min(sizes):
+        axes.set_yscale("symlog", linthresh=float(np.median(sizes)))
+
+
+def _log(set_scale: Callable[[str], object], values: Iterable[Any]) -> None:
+    """A logarithmic scale, where anything is drawn and all of it above 0: matplotlib has none for nothing."""
+    drawn = np.concatenate([np.asarray([], float), *(np.asarray(each, float) for each in values)])
+    if drawn.size and drawn.min() > 0:
+        set_scale("log")
+
+
+def _batches(axes: Axes, rows: Sequence[Row]) -> None:
+    """The axis of effective batches, with room for one at either end."""
+    batches = [int(row["effective_batch"]) for row in rows]
+    log2(axes, batches)
+    axes.set_xlim(min(batches) / 1.3, 1.3 * max(batches))
+
+
+def _interval(axes: Axes, rows: Sequence[Row], name: str, *, label: str, shift: float = 1.0) -> Any:
+    """Values with their 95 % intervals, where there are any, shifted so that lines do not hide; gives the colour."""
+    known = [row for row in rows if row[name] is not None]
+    x, y, low, high = (np.array(column(known, key)) for key in ("effective_batch", name, f"{name}_low", f"{name}_high"))
+    container = axes.errorbar(shift * x, y, yerr=[y - low, high - y], marker="o", capsize=3, label=label)
+    return container.lines[0].get_color()
+
+
+def _band(axes: Axes, x: str, rows: Sequence[Row], *, color: Any, label: str) -> None:
+    known = [row for row in rows if row["validation_loss"] not in (None, "")]
+    at, mean, low, high = (
+        [float(row[key]) for row in known]
+        for key in (x, "validation_loss", "validation_loss_low", "validation_loss_high")
     )
+    axes.plot(at, mean, color=color, label=label)
+    axes.fill_between(at, np.maximum(low, 1e-12), high, color=color, alpha=0.15, linewidth=0)
 
 
-def _arms(rows: Table) -> Iterator[tuple[str, list[Row]]]:
+def _quarters(axes: Axes, point: Point, middles: Any, *, color: Any) -> None:
+    """Of one arm; an arrow up where the interval has no bound."""
+    known = [(at, name) for at, name in zip(middles, QUARTERS, strict=True) if point[name] is not None]
+    if not known:
+        return
+    y, low, high = (
+        np.array([math.inf if (value := point[f"{name}{end}"]) is None else value for _, name in known])
+        for end in ("", "_low", "_high")
+    )
+    bounded = np.isfinite(high)
+    reach = [y - low, np.where(bounded, high, 2 * y) - y]
+    label = f"effective batch {point['effective_batch']}"
+    style: dict[str, Any] = {"marker": "o", "capsize": 3, "color": color, "label": label}
+    axes.errorbar([at for at, _ in known], y, yerr=reach, lolims=~bounded, **style)
+
+
+def _along(count: int) -> list[Any]:
+    """Colours for arms in order: from dark to light."""
+    return [colormaps["viridis"](share) for share in np.linspace(0, 0.9, count)]
+
+
+def _arms(rows: Table) -> dict[str, list[Row]]:
     """The rows of each arm, as written or as read from CSV."""
-    for effective_batch in dict.fromkeys(str(row["effective_batch"]) for row in rows):
-        yield effective_batch, [row for row in rows if str(row["effective_batch"]) == effective_batch]
-
-
-def _known(rows: Table, x: str, y: str) -> tuple[list[float], list[float]]:
-    """Both columns, where the second has a value."""
-    known: list[Any] = [row for row in rows if row[y] not in (None, "")]
-    return [float(row[x]) for row in known], [float(row[y]) for row in known]
+    arms: dict[str, list[Row]] = {}
+    for row in rows:
+        arms.setdefault(str(row["effective_batch"]), []).append(row)
+    return arms

@@ -5,14 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gradaccum.results import sentences
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Row, Table
 
 Metrics = Mapping[str, Any]
+Curves = Mapping[str, Curve]
+
+TARGETS = {
+    "target": "which every arm reaches that costs no quality",
+    "common_target": "which every arm reaches that did not fail",
+}
+ENDS = ("", "_low", "_high")
+
+
+def targets(efficiency: Metrics) -> dict[str, float]:
+    """The loss of each target, where there is one, the second only where it is another."""
+    losses = {name: efficiency[f"{name}_loss"] for name in TARGETS}
+    distinct = {loss: name for name, loss in reversed(losses.items()) if loss is not None}
+    return {name: loss for loss, name in reversed(distinct.items())}
 
 
 def worth_table(efficiency: Curve, throughput: Curve) -> Table:
-    """One row an arm; rate and time are null where the throughput stage did not time that very plan."""
+    """One row an arm; rate and times are null where the throughput stage did not time that very plan."""
     rates = {plan(point): point["samples_per_sec"] for point in throughput.points}
     return [_row(point, rates.get(plan(point))) for point in efficiency.points]
 
@@ -23,48 +38,95 @@ def plan(point: Point) -> tuple[Any, ...]:
 
 
 def _row(point: Point, samples_per_sec: float | None) -> Row:
-    samples = point["samples_to_target"]
-    return {
-        "effective_batch": point["effective_batch"],
-        "samples_per_sec": samples_per_sec,
-        "samples_to_target": samples,
-        "seconds_to_target": samples / samples_per_sec if samples and samples_per_sec else None,
-    }
+    row = {"effective_batch": point["effective_batch"], "samples_per_sec": samples_per_sec}
+    row |= {f"loss_above_best{end}": point[f"loss_above_best{end}"] for end in ENDS}
+    for name in (f"{target}{end}" for target in TARGETS for end in ENDS):
+        samples = point[f"samples_to_{name}"]
+        row[f"samples_to_{name}"] = samples
+        row[f"seconds_to_{name}"] = None if samples is None or not samples_per_sec else samples / samples_per_sec
+    return row
 
 
-def worth_sentences(rows: Table, efficiency: Metrics, throughput: Metrics) -> Iterator[str]:
+def why_untimed(efficiency: Curve, throughput: Curve) -> str | None:
+    """What to set so that every arm has a time; None where each has."""
+    timed = {plan(point) for point in throughput.points}
+    untimed = [point for point in efficiency.points if plan(point) not in timed]
+    if not untimed:
+        return None
+    trained, one = efficiency.points[0], throughput.points[0]
+    settings = [("optimizer", "series"), ("micro_batch", "micro_batch")]
+    other = [(name, trained[key], one[key]) for name, key in settings if trained[key] != one[key]]
+    if other:
+        here, there = (", ".join(f"{name}={values[at]}" for name, *values in other) for at in (0, 1))
+        todo = " and ".join(f"throughput.{name} to {mine}" for name, mine, _ in other)
+        return f"No seconds: throughput timed {there}, efficiency trained {here}. Set {todo}."
+    batches, steps = (", ".join(str(point[key]) for point in untimed) for key in ("effective_batch", "accum_steps"))
+    return f"Effective batches without a time: {batches}. Add {steps} to throughput.accum_steps."
+
+
+def worth_section(rows: Table, curves: Curves, metrics: Mapping[str, Metrics]) -> str:
+    """The answer as sentences, and the time to target of every arm as a table; Markdown."""
+    lines = [f"- {line}" for line in worth_sentences(rows, curves, metrics)]
+    return "\n".join([*lines, "", *_table(rows, metrics["efficiency"])])
+
+
+def worth_sentences(rows: Table, curves: Curves, metrics: Mapping[str, Metrics]) -> Iterator[str]:
     """From where to where a larger batch is cheaper, up to where it costs no quality, and which is fastest."""
-    least = min(row["effective_batch"] for row in rows)
-    flat, good = throughput["flattens_at_effective_batch"], efficiency["worth_it_up_to_effective_batch"]
-    if good is None:
-        yield "No effective batch trained well here, so none is worth it: lower the learning rate, and measure again."
+    efficiency, throughput = metrics["efficiency"], metrics["throughput"]
+    nothing = sentences.nothing_to_compare(efficiency)
+    if nothing:
+        yield nothing
         return
-    cheaper = f"From effective batch {least} to {flat} larger is cheaper per sample"
+    yield _answer(efficiency, throughput, curves["throughput"])
+    yield sentences.quality(efficiency)
+    yield from filter(None, [sentences.noise_scale(efficiency)])
+    yield from filter(None, (_soonest(rows, name, loss) for name, loss in targets(efficiency).items()))
+    yield from filter(None, [why_untimed(curves["efficiency"], curves["throughput"])])
+
+
+def _answer(efficiency: Metrics, throughput: Metrics, curve: Curve) -> str:
+    least = min(point["effective_batch"] for point in curve.points)
+    flat, low, high = (throughput[f"flattens_at_effective_batch{end}"] for end in ENDS)
+    good = efficiency["worth_it_up_to_effective_batch"]
+    sure = "" if low is None else f" (95 % interval {low:.0f} to {high:.0f})"
+    cheaper = f"From effective batch {least} to {flat}{sure} larger is cheaper per sample"
     if flat <= least:
         cheaper = f"From effective batch {least} on a sample costs about the same"
-    yield f"{cheaper}, up to {good} it costs no quality: {_choice(max(flat, least), good)}"
-    if efficiency["noise_scale"] is not None:
-        high = efficiency["noise_scale_high"]
-        yield (
-            f"The gradient noise scale is {efficiency['noise_scale']:.3g} targets ({efficiency['noise_scale_low']:.3g} "
-            f"to {'no bound' if high is None else f'{high:.3g}'}): well below it a larger batch takes fewer steps for "
-            "as many samples, well above it more samples for as many steps."
-        )
-    timed = [row for row in rows if row["seconds_to_target"] is not None]
-    if timed:
-        fastest = min(timed, key=lambda row: float(row["seconds_to_target"]))
-        yield (
-            f"Loss {efficiency['target_loss']:.3g} is reached soonest at effective batch {fastest['effective_batch']}: "
-            f"in {fastest['seconds_to_target']:.2g} s, after {fastest['samples_to_target']:.0f} samples."
-        )
-    else:
-        yield (
-            "No time to the target loss: give the efficiency and throughput sections the same optimizer and "
-            "micro_batch, and accum_steps in common."
-        )
+    at = f"micro-batches of {curve.points[0]['micro_batch']} and {curve.points[0]['series']}"
+    quality = f"up to {good} it costs no quality that {efficiency['seeds']} seeds could show"
+    return f"{cheaper} (timed with {at}), {quality}: {_choice(max(flat, least), good)}"
 
 
 def _choice(flat: int, good: int) -> str:
     if good >= flat:
         return f"take {flat}, or up to {good} where fewer, larger steps help otherwise."
     return f"take {good}; what a larger one would save in time it loses in training."
+
+
+def _soonest(rows: Table, target: str, loss: float) -> str | None:
+    timed = [row for row in rows if row[f"seconds_to_{target}"] is not None]
+    if not timed:
+        return None
+    fastest = min(timed, key=lambda row: float(row[f"seconds_to_{target}"]))
+    return (
+        f"Loss {loss:.3g}, {TARGETS[target]}, is reached soonest at effective batch {fastest['effective_batch']}: in "
+        f"{_spread(fastest, f'seconds_to_{target}', '.2g')} s, after {fastest[f'samples_to_{target}']:.0f} samples."
+    )
+
+
+def _table(rows: Table, efficiency: Metrics) -> Iterator[str]:
+    pairs = [(unit, name, loss) for name, loss in targets(efficiency).items() for unit in ("samples", "seconds")]
+    heads = [f"{unit} to loss {loss:.3g}" for unit, _, loss in pairs]
+    names = [f"{unit}_to_{name}" for unit, name, _ in pairs]
+    yield " | ".join(["| effective batch | loss above the best | samples/s", *heads]) + " |"
+    yield "|---" * (3 + len(heads)) + "|"
+    for row in rows:
+        above = _spread(row, "loss_above_best", "+.2g")
+        rate = "-" if row["samples_per_sec"] is None else f"{row['samples_per_sec']:.0f}"
+        times = [_spread(row, name, ".0f" if name.startswith("samples") else ".2g") for name in names]
+        yield "| " + " | ".join([str(row["effective_batch"]), above, rate, *times]) + " |"
+
+
+def _spread(row: Row, name: str, form: str) -> str:
+    value, low, high = (row[f"{name}{end}"] for end in ENDS)
+    return "-" if value is None else f"{value:{form}} ({low:{form}} to {high:{form}})"

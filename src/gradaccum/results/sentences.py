@@ -1,0 +1,165 @@
+"""What training at other effective batches showed, in words: the same ones in the terminal, the recipe and the claims.
+
+Each sentence is made from a stage's `metrics.json` alone, and says of a difference only what its interval shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from gradaccum.results.intervals import Interval
+
+Metrics = Mapping[str, Any]
+
+QUARTERS = tuple(f"noise_scale/quarter_{number}" for number in (1, 2, 3, 4))
+"""The noise scale drifts along training, so it is told for each quarter. Where some quarter has one, null is infinite:
+no gradient stands out of the noise."""
+
+
+HARDLY = 0.01
+"""The share by which a loss must have fallen for a run to tell anything."""
+
+
+def compared(difference: Interval, other: str) -> str:
+    """Where something lies that differs from `other` by so much, with 95 % confidence."""
+    if difference.low > 0:
+        return f"{difference.mean:.3g} ({difference.low:.2g} to {difference.high:.2g}) above {other}"
+    if difference.high < 0:
+        return f"{-difference.mean:.3g} ({-difference.high:.2g} to {-difference.low:.2g}) below {other}"
+    return f"not told apart from {other} ({difference.low:+.2g} to {difference.high:+.2g})"
+
+
+def nothing_to_compare(metrics: Metrics) -> str | None:
+    """Why the arms say nothing about effective batches; None where they do."""
+    loss, before = metrics["best_validation_loss"], metrics["validation_loss_before"]
+    if loss is None:
+        return (
+            "Every arm failed with some seed: diverged, or ended worse than it began. Lower efficiency.base_lr, unless "
+            "the held-out loss cannot fall at all, as with random labels."
+        )
+    if before - loss < HARDLY * abs(before):
+        return (
+            f"Training hardly moved, in the best arm from validation loss {before:.4g} to {loss:.4g}, so there is "
+            "nothing to compare yet. Raise efficiency.samples or efficiency.base_lr."
+        )
+    return None
+
+
+def quality(metrics: Metrics) -> str:
+    """Up to where a larger batch costs no quality, and how sure that is."""
+    good, bad, seeds = (
+        metrics["worth_it_up_to_effective_batch"],
+        metrics["worse_from_effective_batch"],
+        metrics["seeds"],
+    )
+    best = f"that of the best arm, {metrics['best_effective_batch']}"
+    at_good = Interval.of(metrics, "worth_it_loss_above_best")
+    first = f"Up to effective batch {good} a larger batch costs no quality that {seeds} seeds could show"
+    if at_good is not None:
+        first += f": the loss there is {compared(at_good, best)}"
+        if at_good.low <= 0 < at_good.high:
+            first += f", so up to {at_good.high / abs(metrics['best_validation_loss']):.0%} more is possible"
+    elif good == metrics["best_effective_batch"]:
+        first += ": it is the best arm"
+    if bad is None:
+        return f"{first}. It is the largest measured, so larger ones may be worth it too."
+    if metrics["worse_from_failed_runs"]:
+        return f"{first}. At {bad}, {metrics['worse_from_failed_runs']} of {seeds} seeds failed."
+    at_bad = Interval.of(metrics, "worse_from_loss_above_best")
+    assert at_bad is not None, "an arm in which no seed failed has a loss"
+    return f"{first}. At {bad} the loss is {compared(at_bad, best)}."
+
+
+def noise_scale(metrics: Metrics) -> str | None:
+    """The noise scale by quarter of training, and whether it drifts; None where there is none."""
+    if middle(metrics) is None:
+        return None
+    shown = ", ".join(_quarter(*quarter) for quarter in _quarters(metrics))
+    drift = "it drifts" if drifts(metrics) else "no drift that these intervals show"
+    return (
+        f"The gradient noise scale at effective batch {metrics['noise_scale_effective_batch']} is, by quarter of "
+        f"training, {shown} targets: {drift}."
+    )
+
+
+def drifts(metrics: Metrics) -> bool:
+    """Whether two quarters' intervals do not meet."""
+    ends = [(low, high) for _, low, high in _quarters(metrics)]
+    return any(one[1] < other[0] or other[1] < one[0] for one, other in combinations(ends, 2))
+
+
+def middle(metrics: Metrics) -> float | None:
+    """The median of the quarters; None where none has a noise scale."""
+    if all(metrics[f"{name}_low"] is None for name in QUARTERS):
+        return None
+    return median(scale for scale, _, _ in _quarters(metrics))
+
+
+def _quarters(metrics: Metrics) -> list[tuple[float, ...]]:
+    """Scale, low and high of each."""
+    ends = ("", "_low", "_high")
+    values = [[metrics[f"{name}{end}"] for end in ends] for name in QUARTERS]
+    return [tuple(math.inf if value is None else float(value) for value in quarter) for quarter in values]
+
+
+def _quarter(scale: float, low: float, high: float) -> str:
+    if math.isinf(low):
+        return "no gradient stands out of the noise"
+    shown = "unbounded" if math.isinf(scale) else f"{scale:.3g}"
+    return f"{shown} ({low:.3g} to {'no bound' if math.isinf(high) else f'{high:.3g}'})"
+
+
+def linear_scaling(metrics: Metrics) -> str:
+    """How far each way to set SGD's learning rate carries the result of the smallest arm."""
+    base, seeds = metrics["linear/base_effective_batch"], metrics["seeds"]
+    if metrics["linear/base_failed_runs"]:
+        return (
+            f"Effective batch {base}, from which linear scaling departs, failed with "
+            f"{metrics['linear/base_failed_runs']} of {seeds} seeds: lower scaling.linear.base_lr."
+        )
+    warm, abrupt, unscaled = (
+        _reach(metrics[f"linear/{name}/holds_up_to_times"], metrics["linear/largest_times"])
+        for name in ("warm_up", "no_warm_up", "unscaled")
+    )
+    return (
+        f"Linear scaling from effective batch {base}: with warm-up, the result stays {warm}; without warm-up, "
+        f"{abrupt}; with the learning rate unscaled, {unscaled}."
+    )
+
+
+def _reach(times: float, largest: float) -> str:
+    if times == 1:
+        return "at no larger batch tried"
+    return f"up to {times:g} times that batch" + (", the largest tried" if times == largest else "")
+
+
+def half_life(metrics: Metrics) -> str:
+    """What AdamW's second moment does to the smallest arm, with its half-life kept and with its beta fixed."""
+    base, seeds = metrics["half_life/base_effective_batch"], metrics["seeds"]
+    if metrics["half_life/base_failed_runs"]:
+        return (
+            f"Effective batch {base}, from which the half-life rule departs, failed with "
+            f"{metrics['half_life/base_failed_runs']} of {seeds} seeds: lower scaling.half_life.base_lr."
+        )
+    kept, fixed = (_ending(metrics, name) for name in ("kept", "fixed"))
+    return (
+        f"At effective batch {metrics['half_life/effective_batch']}, AdamW with its second moment's half-life kept "
+        f"{kept}; with beta2 fixed it {fixed}."
+    )
+
+
+def _ending(metrics: Metrics, arm: str) -> str:
+    """How the smallest arm ended; with beta2 fixed, beside how it did with the half-life kept."""
+    failed, seeds = metrics[f"half_life/{arm}_failed_runs"], metrics["seeds"]
+    if failed:
+        return f"failed with {failed} of {seeds} seeds"
+    name, other = {
+        "kept": ("loss_above_base", f"that at {metrics['half_life/base_effective_batch']}"),
+        "fixed": ("loss_of_fixed_above_it", "that with the half-life kept"),
+    }[arm]
+    difference = Interval.of(metrics, f"half_life/{name}")
+    return "failed with no seed" if difference is None else f"ends with a loss {compared(difference, other)}"

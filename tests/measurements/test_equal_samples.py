@@ -1,0 +1,97 @@
+"""What is concluded from how arms ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gradaccum.engine.noise_scale import WindowNoise
+from gradaccum.measurements.arms import ArmResult
+from gradaccum.measurements.efficiency_results import outcome_of
+from gradaccum.measurements.equal_samples import Comparison
+from gradaccum.measurements.training import Run
+from gradaccum.results.sentences import QUARTERS
+from tests.measurements.arms_made_up import arm, compared, run
+
+
+def test_quality_is_lost_from_the_first_arm_that_is_worse_by_more_than_the_interval() -> None:
+    comparison = compared(b4=[0.5, 0.6, 0.4], b8=[0.1, 0.2, 0.3], b16=[0.12, 0.19, 0.33], b32=[0.4, 0.5, 0.6])
+    assert comparison.best is not None
+    assert comparison.best.effective_batch == 8
+    assert comparison.worse_from == 32
+    assert comparison.worth_it is not None
+    assert comparison.worth_it.effective_batch == 16
+
+
+def test_a_smaller_arm_that_is_worse_is_no_loss_of_quality_from_larger_batches() -> None:
+    comparison = compared(b4=[0.9, 0.9, 0.9], b8=[0.1, 0.1, 0.1])
+    assert comparison.worse_from is None
+    assert comparison.worth_it is not None
+    assert comparison.worth_it.effective_batch == 8
+    assert "the largest measured, so larger ones may be worth it too" in " ".join(outcome_of(comparison).findings)
+
+
+def test_seeds_are_paired_so_that_their_spread_hides_no_steady_difference() -> None:
+    comparison = compared(b4=[0.1, 0.5, 0.9], b8=[0.2, 0.6, 1.001])
+    assert comparison.worse_from == 8
+
+
+def test_an_arm_in_which_a_seed_failed_is_worse_however_well_the_others_did() -> None:
+    comparison = compared(b4=[0.2, 0.2, 0.2], b8=[0.1, 0.1, None], b16=[0.1, 0.1, 2.5])
+    assert comparison.best is not None
+    assert comparison.best.effective_batch == 4
+    assert comparison.worse_from == 8
+    assert outcome_of(comparison).metrics["worse_from_failed_runs"] == 1
+
+
+def test_a_run_that_ends_worse_than_it_began_has_failed() -> None:
+    comparison = compared(b4=[0.2, 0.2, 0.2], b8=[0.1, 0.1, 2.5])
+    assert [result.failed_runs for result in comparison.results] == [0, 1]
+    assert comparison.worse_from == 8
+
+
+def test_the_targets_are_what_every_run_reaches_of_the_good_arms_and_of_all_that_trained() -> None:
+    comparison = compared(b4=[0.4, 0.5, 0.6], b8=[0.45, 0.5, 0.55], b16=[0.9, 1.0, 1.1], b32=[0.9, 0.9, 2.5])
+    assert comparison.target_loss == 0.6
+    assert comparison.common_target_loss == 1.1
+    points = {point["effective_batch"]: point for point in outcome_of(comparison).curve.points}
+    reached = [64 + 64 * (1.0 - 0.6) / (1.0 - end) for end in (0.4, 0.5, 0.6)]
+    assert points[4]["samples_to_target"] == pytest.approx(sum(reached) / 3)
+    assert points[4]["samples_to_target_low"] < min(reached)
+    assert points[16]["samples_to_target"] is None
+    assert points[16]["samples_to_common_target"] is not None
+    assert points[32]["samples_to_common_target"] is None  # it failed with a seed
+
+
+def test_how_sure_the_answer_is_stands_beside_it() -> None:
+    comparison = compared(b4=[0.4, 0.5, 0.6], b8=[0.41, 0.5, 0.62], b16=[0.9, 1.01, 1.1])
+    metrics = outcome_of(comparison).metrics
+    assert metrics["worth_it_up_to_effective_batch"] == 8
+    assert metrics["worth_it_loss_above_best"] == pytest.approx(0.01)
+    assert metrics["worth_it_loss_above_best_low"] < 0 < metrics["worth_it_loss_above_best_high"]
+    assert metrics["worse_from_loss_above_best"] == pytest.approx(1.51 / 3)
+    assert metrics["worse_from_loss_above_best_low"] > 0
+    assert metrics["seeds"] == 3
+
+
+def quartered(scales: Sequence[float]) -> Run:
+    """Four windows a quarter, each as noisy as its quarter."""
+    return run(1.0, 0.5, noise=[WindowNoise(scale, 1.0, 1) for scale in scales for _ in range(4)])
+
+
+def test_the_noise_scale_of_the_headline_is_by_quarter_that_of_the_largest_arm_worth_it() -> None:
+    noisy = [
+        ArmResult(arm(size), tuple(quartered([size, 2.0 * size, 3.0 * size, 4.0 * size]) for _ in range(3)))
+        for size in (8, 16)
+    ]
+    found = outcome_of(Comparison((ArmResult(arm(4), tuple(run(1.0, 0.5) for _ in range(3))), *noisy)))
+    assert found.metrics["worth_it_up_to_effective_batch"] == 16
+    assert found.metrics["noise_scale_effective_batch"] == 16
+    assert [found.metrics[name] for name in QUARTERS] == [16.0, 32.0, 48.0, 64.0]
+
+
+def test_an_arm_with_a_failed_seed_tells_no_noise_scale() -> None:
+    sound, failed = quartered([1.0, 1.0, 1.0, 1.0]), run(1.0, None, noise=[WindowNoise(1.0, 1.0, 1)] * 8)
+    assert ArmResult(arm(8), (sound, sound, sound)).noise
+    assert not ArmResult(arm(8), (sound, sound, failed)).noise

@@ -1,0 +1,77 @@
+"""Metrics and points as the efficiency and scaling stages write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gradaccum.results.sentences import QUARTERS
+
+
+def between(name: str, values: Sequence[float | None]) -> dict[str, Any]:
+    """A value and the ends of its interval, as fields."""
+    return {f"{name}{end}": value for end, value in zip(("", "_low", "_high"), values, strict=True)}
+
+
+def by_quarter(quarters: Sequence[Sequence[float | None]]) -> dict[str, Any]:
+    """The noise scale of each quarter, with its interval."""
+    fields: dict[str, Any] = {}
+    for name, values in zip(QUARTERS, quarters, strict=True):
+        fields |= between(name, values)
+    return fields
+
+
+EFFICIENCY: dict[str, Any] = {
+    "best_effective_batch": 16,
+    **between("best_validation_loss", (0.2, 0.18, 0.22)),
+    **between("validation_loss_before", (2.3, 2.2, 2.4)),
+    "worth_it_up_to_effective_batch": 128,
+    **between("worth_it_loss_above_best", (0.005, -0.01, 0.02)),
+    "worse_from_effective_batch": 256,
+    **between("worse_from_loss_above_best", (0.2, 0.1, 0.3)),
+    "worse_from_failed_runs": 0,
+    "target_loss": 0.2,
+    "common_target_loss": 0.4,
+    "noise_scale_effective_batch": 128,
+    **by_quarter([(30.0, 20.0, 45.0)] * 4),
+    "failed_runs": 0,
+    "seeds": 3,
+}
+SCALING: dict[str, Any] = {
+    "linear/base_effective_batch": 16,
+    "linear/base_failed_runs": 0,
+    "linear/largest_times": 8.0,
+    "linear/unscaled/holds_up_to_times": 1.0,
+    "linear/no_warm_up/holds_up_to_times": 2.0,
+    "linear/warm_up/holds_up_to_times": 4.0,
+    "linear/holds": True,
+    "half_life/base_effective_batch": 64,
+    "half_life/effective_batch": 4,
+    **between("half_life/loss_above_base", (-0.01, -0.05, 0.03)),
+    **between("half_life/loss_of_fixed_above_it", (0.02, 0.01, 0.03)),
+    "half_life/base_failed_runs": 0,
+    "half_life/kept_failed_runs": 0,
+    "half_life/fixed_failed_runs": 0,
+    "half_life/kept_is_worse": False,
+    "half_life/fixed_is_worse": True,
+    "half_life/holds": True,
+    "seeds": 3,
+}
+ARM: dict[str, Any] = {
+    "steps": 8,
+    "lr": 0.05,
+    "beta2": None,
+    **between("validation_loss", (0.5, 0.4, 0.6)),
+    "validation_accuracy": 0.9,
+    **between("loss_above_best", (0.02, -0.01, 0.05)),
+    **by_quarter([(30.0, 20.0, None)] * 4),
+    **between("samples_to_target", (40.0, 30.0, 50.0)),
+    **between("samples_to_common_target", (20.0, 10.0, 30.0)),
+    "seeds": 3,
+    "failed_runs": 0,
+}
+RULED: dict[str, Any] = {
+    **between("loss_above_base", (0.1, 0.05, 0.15)),
+    **between("loss_above_rule", (0.01, -0.05, 0.07)),
+    "departs_from": 8,
+}
