@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,12 @@ for name in [name for name in os.environ if name.startswith(INHERITED)]:
     del os.environ[name]
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what tests start, though a shell that ran the suite in its background had it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
