@@ -26,7 +26,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_committed_params_are_valid(name: str) -> None:
-    section(read_params(ROOT / "params.yaml"), name, CONFIGS[name])
+    assert isinstance(section(read_params(ROOT / "params.yaml"), name, CONFIGS[name]), CONFIGS[name])
 
 
 @pytest.mark.parametrize("written", ["1e-05", "1E-5", "1.0e-05", "0.00001", "1e-5"])

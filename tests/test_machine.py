@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,14 @@ def test_cuda_is_refused_by_a_torch_for_cpus(bare: pytest.MonkeyPatch) -> None:
         machine.require_cuda()
 
 
-def test_a_driver_or_a_named_gpu_is_enough(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bare.setattr(machine, "_gpu", lambda: "H200")
-    machine.require_cuda()
-    bare.setattr(machine, "_gpu", lambda: None)
-    bare.setattr(machine, "DRIVERS", (str(tmp_path),))
-    machine.require_cuda()
+@pytest.mark.parametrize(
+    ("gpu", "driver", "refused"), [("H200", False, False), (None, True, False), (None, False, True)]
+)
+def test_a_driver_or_a_named_gpu_is_enough(
+    gpu: str | None, driver: bool, refused: bool, bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bare.setattr(machine, "_gpu", lambda: gpu)
+    bare.setattr(machine, "DRIVERS", (str(tmp_path),) if driver else ())
+    with pytest.raises(ConfigError) if refused else nullcontext() as error:
+        machine.require_cuda()
+    assert (error is not None) is refused

@@ -44,7 +44,8 @@ def test_another_axis_or_schema_is_refused() -> None:
 
 
 def test_an_uneven_cut_has_its_sizes_and_no_micro_batch() -> None:
-    Curve("equivalence", "accum_steps", (point(2, micro_batch=None, cut=[5, 3]),))
+    curve = Curve("equivalence", "accum_steps", (point(2, micro_batch=None, cut=[5, 3]),))
+    assert [(each["micro_batch"], each["cut"]) for each in curve.points] == [(None, [5, 3])]
 
 
 def test_series_are_told_apart_and_run_along_x() -> None:
