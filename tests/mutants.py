@@ -25,11 +25,13 @@ ACCUMULATOR, PASSES, PRECISION, STEP_RESULT = (
 OBJECTIVE, BATCHING, FITTING, RANKS = (
     f"src/gradaccum/engine/{name}.py" for name in ("objective", "batching", "fitting", "ranks")
 )
-BUFFERS, HELD, STATE = (f"src/gradaccum/engine/{name}.py" for name in ("buffers", "held", "state"))
+BUFFERS, GRADIENTS, HELD, STATE = (
+    f"src/gradaccum/engine/{name}.py" for name in ("buffers", "gradients", "held", "state")
+)
 STEPS, PRECISIONS, FITS = (f"tests/engine/test_{name}.py" for name in ("accumulator", "precision", "fitting"))
 OVER_RANKS = "tests/distributed"
 
-TOLD_OF_EACH_PASS = "note=note)"
+TOLD_OF_EACH_PASS = "shares=shares)"
 
 HARMLESS = Mutant(
     "nothing is broken",
@@ -43,29 +45,29 @@ MUTANTS = [
     Mutant(
         "the loss is not divided",
         ACCUMULATOR,
-        "scale * weight / total if total else 0.0",
-        "scale * weight",
+        "scale / totals[0] if totals[0] else 0.0",
+        "scale",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "the loss is divided by the number of micro-batches",
         RANKS,
-        "totals = [sum(of_term) for of_term in counts]",
+        "totals = list(map(sum, counts))",
         "totals = [float(len(window)) for _ in objective.terms]",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "a mean of means",
         PASSES,
-        "torch.autograd.backward(sums, seeds[number])",
-        "torch.autograd.backward(sums, [seed * work.totals[0] / len(work.batches) / work.counts[0][number] "
+        "gradients.backward(sums, seeds[number])",
+        "gradients.backward(sums, [seed * work.totals[0] / len(work.batches) / work.counts[0][number] "
         "for seed in seeds[number]])",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "the short last window is divided by the longest one's count",
         RANKS,
-        "totals = [sum(of_term) for of_term in counts]",
+        "totals = list(map(sum, counts))",
         "totals = objective.__dict__['t'] = [max(objective.__dict__.get('t', [0])[0], sum(counts[0]))]",
         f"{STEPS}::test_a_last_short_window_is_divided_by_its_own_count_and_leaks_nothing",
     ),
@@ -86,23 +88,37 @@ MUTANTS = [
     Mutant(
         "every term is divided by the first one's count",
         ACCUMULATOR,
-        "zip(self.objective.terms.values(), totals, strict=True)",
-        "zip(self.objective.terms.values(), [totals[0]] * len(totals), strict=True)",
+        "zip(self.objective.weights.values(), totals, strict=True)",
+        "zip(self.objective.weights.values(), [totals[0]] * len(totals), strict=True)",
         "tests/engine/test_objective.py::test_each_term_is_divided_by_its_own_count",
+    ),
+    Mutant(
+        "a term's loss counts where it has no target",
+        PASSES,
+        "loss if count else loss.new_zeros(())",
+        "loss",
+        "tests/engine/test_objective.py::test_a_term_that_is_no_number_where_it_has_no_target_enters_neither_loss_nor_gradient",
+    ),
+    Mutant(
+        "half-precision norms are rounded to half precision",
+        GRADIENTS,
+        "dtype=WIDENED.get(each.dtype)",
+        "dtype=None",
+        "tests/engine/test_gradients.py::test_the_global_norm_is_that_of_one_long_vector_at_least_in_float32",
     ),
     Mutant(
         "the reported loss is divided by N as well",
         STEP_RESULT,
-        "math.fsum(map(Tensor.item, losses)) / total)",
-        "math.fsum(map(Tensor.item, losses)) / total / len(self.losses))",
+        "sum(losses) / total)",
+        "sum(losses) / total / len(self.losses))",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
         "each micro-batch is clipped",
         ACCUMULATOR,
         TOLD_OF_EACH_PASS,
-        "note=lambda *_: self.clip_norm and gradients.clip(g := self._gradients.whole(), gradients.global_norm(g), "
-        "self.clip_norm))",
+        "shares=shares, note=lambda *_: self.clip_norm and gradients.clip(g := self._gradients.whole(), "
+        "gradients.global_norm(g), self.clip_norm))",
         f"{STEPS}::test_the_whole_windows_gradient_is_clipped_once",
     ),
     Mutant(
@@ -124,14 +140,14 @@ MUTANTS = [
         "the scheduler ticks every micro-batch",
         ACCUMULATOR,
         TOLD_OF_EACH_PASS,
-        "note=lambda *_: self.scheduler and self.scheduler.step())",
+        "shares=shares, note=lambda *_: self.scheduler and self.scheduler.step())",
         f"{STEPS}::test_a_warm_up_of_ten_steps_takes_ten_windows",
     ),
     Mutant(
         "weights are averaged every micro-batch",
         ACCUMULATOR,
         TOLD_OF_EACH_PASS,
-        "note=lambda *_: [callback(self.model) for callback in self.after_step])",
+        "shares=shares, note=lambda *_: [callback(self.model) for callback in self.after_step])",
         f"{STEPS}::test_callbacks_run_once_a_step_and_see_the_weights_after_it",
     ),
     Mutant(

@@ -80,7 +80,7 @@ def parameters_of(model: nn.Module) -> list[Tensor | None]:
 
 
 def plain(step: StepResult) -> dict[str, Any]:
-    return {name: getattr(step, name) for name in step.__slots__}
+    return step._asdict()
 
 
 def accumulator_of(

@@ -241,7 +241,7 @@ def test_changing_how_files_are_written_changes_no_measurement(unchanged: Clone)
 
 
 def test_a_stage_whose_claim_fails_leaves_its_files_and_a_failed_run(unchanged: Clone) -> None:
-    unchanged.edit("src/gradaccum/engine/accumulator.py", "scale * weight / total if total else 0.0", "scale * weight")
+    unchanged.edit("src/gradaccum/engine/accumulator.py", "scale / totals[0] if totals[0] else 0.0", "scale")
     done = unchanged.run("dvc", "repro", "equivalence", check=False)
     assert done.returncode != 0
     said = done.stdout + done.stderr

@@ -103,6 +103,30 @@ def test_a_term_without_targets_leaves_the_others_alone() -> None:
     assert_same([step.loss], [0.3 * step.terms["balance"]])
 
 
+def test_a_term_that_is_no_number_where_it_has_no_target_enters_neither_loss_nor_gradient() -> None:
+    inputs, labels = make_batch()
+    labels[:5] = -100
+
+    def loss_sum(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        logits, count = model(batch[0]), (batch[1] != -100).sum()
+        return {"tokens": F.cross_entropy(logits, batch[1]) * count, "size": logits.square().sum()}
+
+    objective = Objective(
+        loss_sum, lambda batch: {"tokens": (batch[1] != -100).sum(), "size": len(batch[1])}, {"tokens": 1, "size": 0.1}
+    )
+    model = make_model()
+    total = F.cross_entropy(model(inputs), labels) + 0.1 * model(inputs).square().sum() / len(labels)
+    reference = gradient_of(total, model)
+    step = step_on(model, objective, split((inputs, labels), [5, 7]))
+    assert_same([step.loss, *accumulated(model)], [total.detach(), *reference])
+
+
+def test_infinite_losses_of_both_signs_make_a_loss_that_is_no_number() -> None:
+    objective = Objective(lambda model, batch: model(batch).sum() * batch.sum(), len)
+    step = step_on(nn.Linear(1, 1), objective, [torch.full((1, 1), 3e38), torch.full((1, 1), -3e38)])
+    assert not step.loss.isfinite()
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [

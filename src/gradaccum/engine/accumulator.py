@@ -16,11 +16,11 @@ from gradaccum.engine.fitting import Fitting
 from gradaccum.engine.gradient_sync import forget
 from gradaccum.engine.held import Held
 from gradaccum.engine.objective import Objective
-from gradaccum.engine.observer import NoObserver, Observer
+from gradaccum.engine.observer import Observer
 from gradaccum.engine.passes import Passes
 from gradaccum.engine.precision import LossScale, Precision, gradients_for
 from gradaccum.engine.ranks import Work, ranks_of
-from gradaccum.engine.state import require_boundary, restore, state_of
+from gradaccum.engine.state import in_mid_window, restore, state_of
 from gradaccum.engine.step_result import LossSums, StepResult
 
 __all__ = ["Accumulator", "StepResult"]
@@ -89,7 +89,7 @@ class Accumulator:
         self.sync, self.keep_gathered = sync, keep_gathered
         self.precision: Precision = precision
         self.master_weights = master_weights
-        self.observer = observer or NoObserver()
+        self.observer = observer
         self.after_step = tuple(after_step)
         self.steps = 0
         self.loss_scale = LossScale() if precision == "fp16" else None
@@ -111,13 +111,13 @@ class Accumulator:
             BatchError: the window is empty, a count is no number of targets, or the objective gives no scalar.
             RankError: another rank is gone.
         """
-        require_boundary("step()", in_window=self._in_window)
+        if self._in_window:
+            raise in_mid_window("step()")
         self._held.require_unchanged()
         before = self._passes.traffic.so_far()
         self._in_window = True
         try:
-            with self._ranks.explain():
-                work, sums, grad_norm = self._gather(window)
+            work, sums, grad_norm = self._gather(window)
             means = sums.means()
             skip_reason = self._skip_reason(sums.totals, grad_norm)
             self._advance(applied=not skip_reason, counted=any(sums.totals))
@@ -125,16 +125,20 @@ class Accumulator:
             self._in_window = False
         for callback in () if skip_reason else self.after_step:
             callback(self.model)
+        sync_calls, reductions, reduced_bytes, gathered_bytes = self._passes.traffic.since(before)
         return StepResult(
             loss=sums.weighted(means, self.objective.terms.values()) if self.objective.weights else means[0],
             grad_norm=grad_norm,
             count=sums.totals[0],
             samples=work.samples,
             micro_batches=len(window),
+            sync_calls=sync_calls,
+            reductions=reductions,
+            reduced_bytes=reduced_bytes,
+            gathered_bytes=gathered_bytes,
             applied=not skip_reason,
             terms=dict(zip(self.objective.terms, means, strict=True)) if self.objective.weights else {},
             skip_reason=skip_reason,
-            **self._passes.traffic.since(before),
         )
 
     def step_batch(self, batch: Batch, micro_batch: int | Literal["auto"] = "auto") -> StepResult:
@@ -146,8 +150,12 @@ class Accumulator:
         try:
             self._gradients.clear()
             work = self._ranks.share(self.objective, window)
-            with self.observer.watch(self._gradients.parameters, micro_batches=len(window)) as note:
-                sums = self._passes.make(work, self.objective, shares=self._shares(work.totals), note=note)
+            shares = self._shares(work.totals)
+            if self.observer is None:
+                sums = self._passes.make(work, self.objective, shares=shares)
+            else:
+                with self.observer.watch(self._gradients.parameters, micro_batches=len(window)) as note:
+                    sums = self._passes.make(work, self.objective, shares=shares, note=note)
             if work.all_passes > len(work.batches):
                 self._passes.replay(work, self.objective)
             found = self._ranks.local(self._gradients.whole())
@@ -155,13 +163,15 @@ class Accumulator:
             if self.loss_scale is not None:
                 gradients.scale(found, 1 / self.loss_scale.value)
             sums, grad_norm = self._ranks.conclude(sums, found)
-            self.observer.finish(grad_norm, sums.totals[0])
+            if self.observer is not None:
+                self.observer.finish(grad_norm, sums.totals[0])
             if self.clip_norm is not None:
                 gradients.clip(found, grad_norm, self.clip_norm)
             self._gradients.hand_over()
         except BaseException as error:
             self._gradients.clear()
             forget(self.model)
+            self._ranks.explain(error)
             preflight.explain(error, self.model)
             raise
         return work, sums, grad_norm
@@ -169,7 +179,9 @@ class Accumulator:
     def _shares(self, totals: Sequence[float]) -> list[float]:
         """What each term's loss sum is multiplied by; reduction means over ranks, and what is wanted is the sum."""
         scale = self._ranks.world_size * (1.0 if self.loss_scale is None else self.loss_scale.value)
-        weighted = zip(self.objective.terms.values(), totals, strict=True)
+        if self.objective.weights is None:
+            return [scale / totals[0] if totals[0] else 0.0]
+        weighted = zip(self.objective.weights.values(), totals, strict=True)
         return [scale * weight / total if total else 0.0 for weight, total in weighted]
 
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
@@ -197,7 +209,8 @@ class Accumulator:
         Raises:
             StateError: asked for in the middle of a window, whose gradient it could not hold.
         """
-        require_boundary("state_dict()", in_window=self._in_window)
+        if self._in_window:
+            raise in_mid_window("state_dict()")
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -206,5 +219,6 @@ class Accumulator:
         Raises:
             StateError: the state is of an accumulator with other parts, which could not continue; or a window is open.
         """
-        require_boundary("load_state_dict()", in_window=self._in_window)
+        if self._in_window:
+            raise in_mid_window("load_state_dict()")
         restore(self, state)

@@ -54,8 +54,13 @@ def lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, RankError) or not _says_lost(error):
-            raise
+        explain_lost(error)
+        raise
+
+
+def explain_lost(error: BaseException) -> None:
+    """Raise what a collective's error means, where it means that another rank is gone."""
+    if isinstance(error, RuntimeError) and not isinstance(error, RankError) and _says_lost(error):
         first = str(error).partition("\n")[0].strip()
         raise RankError(f"{_what_happened(str(error).lower())} No step was taken. ({first})") from error
 

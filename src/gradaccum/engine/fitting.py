@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gradaccum.engine.batching import Batch, BatchPlan, positive_int, require_samples, split
 from gradaccum.engine.buffers import Buffers
-from gradaccum.engine.observer import NoObserver
 from gradaccum.engine.random_state import random_state, set_random_state
 from gradaccum.engine.step_result import StepResult
 from gradaccum.errors import BatchError, ConfigError
@@ -142,7 +141,7 @@ def _undone(accumulator: Accumulator) -> Iterator[None]:
         undo.callback(_restore, parameters, held)
         undo.callback(buffers.restore)
         undo.callback(_free)
-        accumulator.after_step, accumulator.observer = (), NoObserver()
+        accumulator.after_step, accumulator.observer = (), None
         yield
 
 

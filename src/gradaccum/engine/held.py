@@ -81,4 +81,7 @@ class Held:
 
 def stepped_by(optimizer: Optimizer) -> int:
     """How many parameters an optimizer steps."""
-    return sum([len(group["params"]) for group in optimizer.param_groups])
+    stepped = 0
+    for group in optimizer.param_groups:
+        stepped += len(group["params"])
+    return stepped

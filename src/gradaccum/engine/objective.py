@@ -15,8 +15,6 @@ from gradaccum.engine.batching import Batch
 from gradaccum.engine.gradients import HALF
 from gradaccum.errors import BatchError, ConfigError
 
-NUMBERS = frozenset({int, float})
-
 ONE_TERM: Mapping[str, float] = {"": 1.0}
 """An objective of one term, which needs no name."""
 
@@ -26,6 +24,9 @@ WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 
 LARGEST_COUNT = 1e300
 """So that the sum over a window is a number still."""
+
+USUAL_COUNT = 2**53
+"""Whole numbers up to this need no closer look."""
 
 FEW = 256
 """So many labels are counted in a Python list before torch has dispatched two kernels."""
@@ -76,7 +77,7 @@ class Objective:
 
     def counts(self, window: Sequence[Batch]) -> list[list[float]]:
         """Targets, `[term][micro-batch]`."""
-        returned = [self.count(batch) for batch in window]
+        returned = list(map(self.count, window))
         if self.weights is None:
             return [_numbers(returned, terms=1)]
         terms = len(self.weights)
@@ -183,10 +184,12 @@ def _require_alike(logits: Tensor, labels: Tensor) -> None:
 
 def _numbers(counts: list[Any], *, terms: int) -> list[float]:
     """What an objective returned for a window, as numbers of targets; `terms` in turn for each micro-batch."""
-    if not NUMBERS.issuperset(map(type, counts)):
-        counts = _read(counts)
-    elif min(counts, default=0) >= 0 and sum(counts) <= LARGEST_COUNT:  # which a NaN is not
+    for count in counts:
+        if type(count) is not int or not 0 <= count <= USUAL_COUNT:
+            break
+    else:
         return counts
+    counts = _read(counts)
     for index, count in enumerate(counts):
         if not isinstance(count, int | float) or not 0 <= count <= LARGEST_COUNT:
             raise _no_count(index // terms, count)

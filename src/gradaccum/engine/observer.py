@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -20,21 +20,3 @@ class Observer(Protocol):
 
     def finish(self, grad_norm: Tensor, count: float) -> None:
         """Once a window, before clipping: the norm of its gradient, and its targets, over all ranks."""
-
-
-class NoObserver:
-    """Looks at nothing."""
-
-    def watch(self, parameters: Sequence[nn.Parameter], *, micro_batches: int) -> AbstractContextManager[Note]:
-        del parameters, micro_batches
-        return _IGNORING
-
-    def finish(self, grad_norm: Tensor, count: float) -> None:
-        """Nothing was seen."""
-
-
-def _ignore(count: float, factor: float) -> None:
-    del count, factor
-
-
-_IGNORING = nullcontext(_ignore)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,37 +52,43 @@ class Passes:
         self.precision: Precision = precision
         self._looked = False
 
-    def make(self, work: Work, objective: Objective, *, shares: Sequence[float], note: Note) -> LossSums:
+    def make(self, work: Work, objective: Objective, *, shares: Sequence[float], note: Note | None = None) -> LossSums:
         """Forward and backward of every micro-batch that has targets; returns this rank's loss sums.
 
         Args:
             work: what this rank has to do.
             objective: the loss.
             shares: what each term's loss sum is multiplied by.
-            note: told of each pass.
+            note: told of each pass, if given.
         """
-        loss_sums = autocast(self.precision, self.into.device, objective.loss_sums)
+        loss_sums = autocast(self.precision, self.into.parameters[0], objective.loss_sums)
         model, syncing, traffic, absorb = self.model, self.syncing, self.traffic, self.into.absorb
-        losses: list[Tensor] = []
+        losses: list[Any] = []
         seeds: list[Sequence[Tensor]] = []
+        like: Sequence[Tensor] = ()
         last, every, complete = work.all_passes, self.every, all(map(all, work.counts))
         for number, batch in enumerate(work.batches):
             synced = every or number + 1 == last
             with syncing(synced):
                 sums = loss_sums(model, batch)
                 if not number:
-                    self._look_once(sums)
+                    if not self._looked:
+                        self._look(sums)
                     seeds = gradients.seeds(sums, shares, passes=len(work.batches))
+                    like = seeds[0] if sums[0].is_cpu else ()
+                    read = Tensor.item if like else Tensor.detach
                 if complete:
-                    torch.autograd.backward(sums, seeds[number])
+                    gradients.backward(sums, seeds[number])
                 else:
                     live = [of_term[number] for of_term in work.counts]
-                    torch.autograd.backward(list(compress(sums, live)), list(compress(seeds[number], live)))
-            note(work.counts[0][number], shares[0])
+                    gradients.backward(list(compress(sums, live)), list(compress(seeds[number], live)))
+                    sums = [loss if count else loss.new_zeros(()) for loss, count in zip(sums, live, strict=True)]
+            if note is not None:
+                note(work.counts[0][number], shares[0])
             absorb()
-            losses.extend(map(Tensor.detach, sums))
+            losses.extend(map(read, sums))
             traffic.sync_calls += synced
-        return LossSums(losses, work.counts, work.totals)
+        return LossSums(losses, work.totals, like)
 
     def replay(self, work: Work, objective: Objective) -> None:
         """Passes that add nothing, so that this rank takes part in as many as the others."""
@@ -90,13 +96,12 @@ class Passes:
             synced = self.every or number == work.all_passes
             with buffers_unchanged(self.model), self.syncing(synced):
                 batch, of_batch = work.replayed
-                sums = autocast(self.precision, self.into.device, objective.loss_sums)(self.model, batch)
+                sums = autocast(self.precision, self.into.parameters[0], objective.loss_sums)(self.model, batch)
                 live = list(compress(sums, of_batch)) or sums
-                torch.autograd.backward(live, [torch.zeros_like(loss) for loss in live])
+                gradients.backward(live, [torch.zeros_like(loss) for loss in live])
             self.into.absorb()
             self.traffic.sync_calls += synced
 
-    def _look_once(self, sums: Sequence[Tensor]) -> None:
-        if not self._looked:
-            self._looked = True
-            preflight.meet_reentrant_checkpoints(sums, several_ranks=self.several_ranks)
+    def _look(self, sums: Sequence[Tensor]) -> None:
+        self._looked = True
+        preflight.meet_reentrant_checkpoints(sums, several_ranks=self.several_ranks)

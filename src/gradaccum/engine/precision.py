@@ -21,11 +21,14 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Computation = TypeVar("Computation", bound=Callable[..., object])
 
 
-def autocast(precision: Precision, device: torch.device, compute: Computation) -> Computation:
-    """Forward and loss of a micro-batch in a precision; backward runs outside, in the types that forward chose."""
+def autocast(precision: Precision, beside: Tensor, compute: Computation) -> Computation:
+    """Forward and loss of a micro-batch in a precision, on the device that a tensor is on.
+
+    Backward runs outside, in the types that forward chose.
+    """
     if precision == "float32":
         return compute
-    narrow: Computation = torch.autocast(device.type, _AUTOCAST[precision])(compute)
+    narrow: Computation = torch.autocast(beside.device.type, _AUTOCAST[precision])(compute)
     return narrow
 
 
@@ -56,13 +59,10 @@ class NativeGradients:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
 
-    @property
-    def device(self) -> torch.device:
-        return self.parameters[0].device
-
     def clear(self) -> None:
-        """Forget everything, before a window and after a failed one."""
-        gradients.clear(self.parameters)
+        """Forget everything, before a window and after a failed one; `optimizer.zero_grad()` costs several times it."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def absorb(self) -> None:
         """Take in what one backward pass left."""
@@ -99,7 +99,7 @@ class WideGradients(NativeGradients):
             if parameter not in self._sums:
                 assert parameter.grad is not None
                 self._sums[parameter] = parameter.grad.to(self._dtype)
-        gradients.clear(fresh)
+            parameter.grad = None
 
     def whole(self) -> list[Tensor]:
         return [*self._sums.values(), *super().whole()]

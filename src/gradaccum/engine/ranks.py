@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Protocol, cast
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradaccum.engine import gradients
 from gradaccum.engine.batching import Batch, require_window, samples_in
 from gradaccum.engine.buffers import Buffers
-from gradaccum.engine.exchange import exchange, lost_ranks
+from gradaccum.engine.exchange import exchange, explain_lost
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.replicas import require_same_replicas
 from gradaccum.engine.step_result import LossSums
@@ -25,8 +25,6 @@ from gradaccum.errors import BatchError, ConfigError, RankError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-_NOTHING_TO_EXPLAIN = nullcontext()
 
 READY, NOTHING_TO_REPLAY, FAILED = 0, 1, 2
 
@@ -72,8 +70,8 @@ class Ranks(Protocol):
     def conclude(self, sums: LossSums, local: Sequence[Tensor]) -> tuple[LossSums, Tensor]:
         """Loss sums and global gradient norm over all ranks."""
 
-    def explain(self) -> AbstractContextManager[None]:
-        """Turns the error of a collective whose other side is gone into one that says so."""
+    def explain(self, error: BaseException) -> None:
+        """Raises what the error of a collective means, where its other side is gone."""
 
 
 class OneProcess:
@@ -94,8 +92,8 @@ class OneProcess:
     def conclude(self, sums: LossSums, local: Sequence[Tensor]) -> tuple[LossSums, Tensor]:
         return sums, gradients.global_norm(local)
 
-    def explain(self) -> AbstractContextManager[None]:
-        return _NOTHING_TO_EXPLAIN
+    def explain(self, error: BaseException) -> None:
+        del error  # nobody else is there
 
 
 class ManyRanks:
@@ -165,12 +163,10 @@ class ManyRanks:
         if self.sharded:
             _require_one_order(told[:, 0].tolist())
         square, *losses = told[:, 1:].sum(0)
-        return LossSums([loss.to(norm) for loss in losses], [[total] for total in sums.totals], sums.totals), (
-            square.sqrt().to(norm)
-        )
+        return LossSums([loss.to(norm) for loss in losses], sums.totals), square.sqrt().to(norm)
 
-    def explain(self) -> AbstractContextManager[None]:
-        return lost_ranks()
+    def explain(self, error: BaseException) -> None:
+        explain_lost(error)
 
 
 def ranks_of(model: nn.Module) -> Ranks:
@@ -201,7 +197,7 @@ def buffers_unchanged(model: nn.Module) -> Iterator[None]:
 def _own(objective: Objective, window: Sequence[Batch]) -> Work:
     samples = sum(map(samples_in, window))
     counts = objective.counts(window)
-    totals = [sum(of_term) for of_term in counts]
+    totals = list(map(sum, counts))
     if not any(map(all, counts)):  # else some term has targets in every micro-batch, as it nearly always has
         live = [any(of_batch) for of_batch in zip(*counts, strict=True)]
         window, counts = list(compress(window, live)), [list(compress(of_term, live)) for of_term in counts]

@@ -25,13 +25,12 @@ BY_ENTRY = frozenset({"momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_s
 """What torch's optimizers keep for each entry of a parameter, in its shape."""
 
 
-def require_boundary(call: str, *, in_window: bool) -> None:
-    """Refuse what only makes sense between windows."""
-    if in_window:
-        raise StateError(
-            f"{call} was called in the middle of a window, and a gradient accumulated half can be neither continued "
-            "nor kept. Call it between two step() calls, or from after_step."
-        )
+def in_mid_window(call: str) -> StateError:
+    """Of what only makes sense between windows."""
+    return StateError(
+        f"{call} was called in the middle of a window, and a gradient accumulated half can be neither continued nor "
+        "kept. Call it between two step() calls, or from after_step."
+    )
 
 
 def state_of(run: Accumulator) -> dict[str, Any]:

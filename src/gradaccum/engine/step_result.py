@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one window did. Over several ranks, loss, gradient norm, count and samples are the same on each.
 
     Attributes:
@@ -35,7 +34,7 @@ class StepResult:
 
     loss: Tensor
     grad_norm: Tensor
-    count: float
+    count: float  # type: ignore[assignment]  # of targets, in place of the tuple's method
     samples: int
     micro_batches: int
     sync_calls: int
@@ -49,41 +48,42 @@ class StepResult:
 
 @dataclass(slots=True)
 class LossSums:
-    """Detached loss sums of a window, and the counts that divide them.
+    """Loss sums of a window without their graphs, and the targets that divide them.
 
     Attributes:
-        losses: the terms of each micro-batch in turn.
-        counts: targets, `[term][micro-batch]`.
+        losses: the terms of each micro-batch in turn, 0 for one that has no target there; as plain numbers from the
+            CPU, where reading one waits for nothing, and costs less than a kernel.
         totals: targets of the whole window, `[term]`.
+        like: tensors of the terms' types, where the losses are plain numbers.
     """
 
-    losses: list[Tensor]
-    counts: Sequence[Sequence[float]]
+    losses: Sequence[Any]
     totals: Sequence[float]
+    like: Sequence[Tensor] = ()
 
     def means(self) -> list[Tensor]:
         """Mean of each term over its targets; NaN where it had none."""
-        return [self._mean(term, total) for term, total in enumerate(self.totals)]
+        if len(self.totals) == 1:  # the usual case, in which a small window would notice a list's slice
+            return [self._mean(self.losses, 0)]
+        return [self._mean(self._of(term), term) for term in range(len(self.totals))]
 
-    def _mean(self, term: int, total: float) -> Tensor:
+    def _mean(self, losses: Sequence[Any], term: int) -> Tensor:
+        total = self.totals[term]
         if not total:
             return torch.tensor(math.nan)
-        losses = self._of(term)
-        if losses and losses[0].is_cpu:  # where reading a number waits for nothing, and costs less than a kernel
-            return losses[0].new_full((), math.fsum(map(Tensor.item, losses)) / total)
-        return self.sum(term) / total
+        return self.like[term].new_full((), sum(losses) / total) if self.like else self.sum(term) / total
 
-    def _of(self, term: int) -> list[Tensor]:
-        """Loss sums of one term, without those of no target, which may be NaN."""
-        losses = self.losses[term :: len(self.totals)]
-        return losses if all(self.counts[term]) else list(compress(losses, self.counts[term]))
+    def _of(self, term: int) -> Sequence[Any]:
+        return self.losses[term :: len(self.totals)]
 
     def sum(self, term: int) -> Tensor:
-        """Loss sum of one term; 0 where no micro-batch has a target of it."""
+        """Loss sum of one term."""
         losses = self._of(term)
+        if self.like:
+            return self.like[term].new_full((), sum(losses))
         if not losses:
             return torch.zeros(())
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        return losses[0] if len(losses) == 1 else torch.stack(list(losses)).sum()
 
     def weighted(self, means: Sequence[Tensor], weights: Iterable[float]) -> Tensor:
         """The window's loss: its terms by their weights, without those that had no target; NaN where none had."""

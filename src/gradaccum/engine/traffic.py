@@ -53,15 +53,15 @@ class Traffic:
         """Sync calls, reductions, reduced bytes and gathered bytes."""
         return self.sync_calls, self.reductions, self.reduced_bytes, self.gathered_bytes
 
-    def since(self, before: tuple[int, int, int, int]) -> dict[str, int]:
-        """What was added, by the names of StepResult."""
+    def since(self, before: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        """What was added to each."""
         sync_calls, reductions, reduced_bytes, gathered_bytes = before
-        return {
-            "sync_calls": self.sync_calls - sync_calls,
-            "reductions": self.reductions - reductions,
-            "reduced_bytes": self.reduced_bytes - reduced_bytes,
-            "gathered_bytes": self.gathered_bytes - gathered_bytes,
-        }
+        return (
+            self.sync_calls - sync_calls,
+            self.reductions - reductions,
+            self.reduced_bytes - reduced_bytes,
+            self.gathered_bytes - gathered_bytes,
+        )
 
 
 def traffic_of(model: nn.Module) -> Traffic:

@@ -18,7 +18,6 @@ from gradaccum.engine.batching import Batch, BatchPlan, to, windows
 from gradaccum.engine.noise_estimate import WindowNoise
 from gradaccum.engine.noise_scale import NoiseScale
 from gradaccum.engine.objective import Objective
-from gradaccum.engine.observer import NoObserver
 from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
 from gradaccum.measurements.rules import Decay, decayed, warm_up
 from gradaccum.measurements.setup import SGD, AdamW
@@ -133,7 +132,7 @@ class Trainer:
         for before, samples in pairwise(self.points):
             steps = (samples - before) // arm.plan.effective_batch
             noise = NoiseScale()
-            accumulator.observer = noise if self.observes(arm) else NoObserver()
+            accumulator.observer = noise if self.observes(arm) else None
             losses = list(finite_losses(accumulator, islice(remaining, steps)))
             if len(losses) < steps:
                 diverged = evaluations[-1].steps + len(losses) + 1

@@ -100,8 +100,9 @@ class Losses:
     def divided(self, model: nn.Module, batch: Batch, totals: Sequence[float]) -> Tensor:
         """The loss sum of each term over its total, by its weight."""
         sums = self.objective.loss_sums(model, batch)
-        self.sums.extend(map(Tensor.detach, sums))
-        self.counts.append(self.objective.totals([batch]))
+        counts = self.objective.totals([batch])
+        self.sums += [loss.detach() if count else loss.new_zeros(()) for loss, count in zip(sums, counts, strict=True)]
+        self.counts.append(counts)
         weights = self.objective.terms.values()
         parts = [loss * (weight / total) for loss, weight, total in zip(sums, weights, totals, strict=True) if total]
         return torch.stack(parts).sum()
@@ -110,8 +111,7 @@ class Losses:
         return self.divided(model, batch, self.objective.totals([batch]))
 
     def over_targets(self) -> Tensor:
-        counts = list(zip(*self.counts, strict=True))
-        sums = LossSums(self.sums, counts, [sum(of_term) for of_term in counts])
+        sums = LossSums(self.sums, [sum(of_term) for of_term in zip(*self.counts, strict=True)])
         return sums.weighted(sums.means(), self.objective.terms.values())
 
 
