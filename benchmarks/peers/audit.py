@@ -140,8 +140,8 @@ Where the others are ahead:
   checkpoints. The engine does one optimizer step.
 - Accelerate's guide also has a loop for unequal token counts, in which the user sums losses, counts targets and scales
   by hand; done so, it is right. Audited here is the loop that its users start from.
-- At one accumulation step nothing is saved by not dividing, and the norm that the engine always measures costs: the
-  bare loop and Fabric, which measure nothing, are cheaper there on small models.
+- At one accumulation step little is saved by not dividing, and the norm that the engine always measures costs: the
+  bare loop, which measures nothing, is cheaper there on small models.
 """
 
 
