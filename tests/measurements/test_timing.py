@@ -11,12 +11,10 @@ from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import BatchPlan
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench
+from gradaccum.measurements.points import Point, TimedStep, Visit
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.timing import (
-    Point,
-    TimedStep,
     Timer,
-    Visit,
     repeat_disturbed,
     shuffled_rounds,
     visit_all,

@@ -117,14 +117,14 @@ def test_it_says_where_it_is_and_what_it_reads(ui: UI) -> None:
 
 def test_the_runs_table_lists_all_with_the_parameter_they_differ_in(ui: UI, page: Page) -> None:
     page.goto(re.findall(r"http\S+", ui.said)[0])
+    for name in EXPERIMENTS:  # whose parameters the list of columns is made of
+        expect(page.get_by_text(name, exact=True)).to_be_visible()
     page.get_by_role("button", name="Columns", exact=True).click()
     page.get_by_placeholder("Search columns").fill(PARAM)
     page.get_by_text(PARAM).click()
     page.keyboard.press("Escape")
 
     expect(page.get_by_role("columnheader", name=PARAM).first).to_be_visible()
-    for name in EXPERIMENTS:
-        expect(page.get_by_text(name, exact=True)).to_be_visible()
     cells = page.locator(f'[role=gridcell][col-id*="{PARAM}"]')
     expect(cells).to_have_text(["16", "8", "4"])
 

@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from numpy import float64
-from numpy.typing import NDArray
-
 from gradaccum.engine.batching import BatchPlan
-from gradaccum.measurements.timing import Point
+from gradaccum.measurements.points import StepTime
 from gradaccum.results.fits import (
     Percentiles,
     StepTimeFit,
@@ -33,25 +30,10 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(StepTime):
     """One point with what is reported of it."""
 
-    point: Point
-    replicates: NDArray[float64]
     mfu: float
-
-    @property
-    def plan(self) -> BatchPlan:
-        return self.point.plan
-
-    @property
-    def ms(self) -> float:
-        return self.point.median_step_ms
-
-    @property
-    def interval(self) -> Percentiles | None:
-        """None where one round alone was timed, which does not tell how far rounds lie apart."""
-        return Percentiles.of(self.replicates) if len(self.point.visits) > 1 else None
 
 
 @dataclass(frozen=True)

@@ -9,42 +9,26 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from numpy import float64
-from numpy.typing import NDArray
 
 from gradaccum.engine.accumulator import Accumulator, StepResult
 from gradaccum.engine.batching import Batch, BatchPlan, windows
 from gradaccum.engine.exchange import exchange
 from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
 from gradaccum.measurements.distributed import Config
+from gradaccum.measurements.points import StepTime, TimedStep, Visit
 from gradaccum.measurements.setup import Progress, Setup
 from gradaccum.measurements.spread import Way, spread, ways
-from gradaccum.measurements.timing import WARM_UP, Point, TimedStep, Visit, quiet, shuffled_rounds, visit_all
-from gradaccum.results.fits import Percentiles, bootstrap_medians
+from gradaccum.measurements.timing import WARM_UP, quiet, shuffled_rounds, visit_all
+from gradaccum.results.fits import bootstrap_medians
 
 Visited = tuple[Way, BatchPlan]
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(StepTime):
     """Everything timed of one way at one plan; a step takes as long as on the rank that is slowest in it."""
 
     way: Way
-    point: Point
-    replicates: NDArray[float64]
-
-    @property
-    def plan(self) -> BatchPlan:
-        return self.point.plan
-
-    @property
-    def ms(self) -> float:
-        return self.point.median_step_ms
-
-    @property
-    def interval(self) -> Percentiles | None:
-        """None where one round alone was timed, which does not tell how far rounds lie apart."""
-        return Percentiles.of(self.replicates) if len(self.point.visits) > 1 else None
 
     def per_window(self, count: str) -> int:
         """What a window counted; the same in every window once DDP has found its buckets."""
@@ -62,7 +46,7 @@ def time_ways(bench: Bench, config: Config, setup: Setup, progress: Progress) ->
     order = [*points, *shuffled_rounds(points, config.repeats - 1, seed=setup.seed)]
     timed = visit_all(progress(order, "distributed"), lambda each: timer.visit(*each, steps[each]), timer.has_time)
     return [
-        Timed(way, point, bootstrap_medians(point.wall_ms, seed=setup.seed))
+        Timed(point, bootstrap_medians(point.wall_ms, seed=setup.seed), way)
         for (way, _), point in zip(points, timed, strict=True)
     ]
 

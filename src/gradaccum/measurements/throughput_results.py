@@ -7,10 +7,10 @@ from typing import Any
 
 from gradaccum.engine.batching import BatchPlan
 from gradaccum.measurements.costs import Costs, Measured
+from gradaccum.measurements.points import TimedStep
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config
 from gradaccum.measurements.throughput_findings import findings
-from gradaccum.measurements.timing import TimedStep
 from gradaccum.results.curve import Curve
 from gradaccum.results.fits import ends
 from gradaccum.results.outcome import Outcome, Row, StepSeries

@@ -7,19 +7,19 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from statistics import fmean, median
+from statistics import median
 from time import perf_counter, thread_time
 from typing import TypeVar
 
 import torch
 
-from gradaccum.engine.accumulator import Accumulator, StepResult
+from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch, BatchPlan, windows
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench, consecutive, make_optimizer
+from gradaccum.measurements.points import Point, TimedStep, Visit
 from gradaccum.measurements.setup import SGD, AdamW, Progress
 
 Visited = TypeVar("Visited")
@@ -29,79 +29,6 @@ WARM_UP = 2
 
 SHORT = 2
 """Micro-batches of an untimed step, at most: the second one adds to a gradient that is there, as all later ones do."""
-
-BUSY = 0.85
-"""Share of a visit's wall time that this thread had a CPU; below it, others had it too often."""
-
-SHIFT = 1.2
-"""A visit whose median exceeds the best visit's to the same point by this factor met a slower machine."""
-
-
-@dataclass(frozen=True)
-class TimedStep:
-    """One optimizer step."""
-
-    result: StepResult
-    wall_ms: float
-
-
-@dataclass(frozen=True)
-class Visit:
-    """The timed steps of one point in one round, and the share of their time that this thread was on a CPU."""
-
-    plan: BatchPlan
-    steps: tuple[TimedStep, ...]
-    cpu_share: float
-
-    @property
-    def wall_ms(self) -> list[float]:
-        return [step.wall_ms for step in self.steps]
-
-    def disturbed(self, siblings: Sequence[Visit]) -> bool:
-        """Whether the machine had other things to do, judged beside the other visits to the same point."""
-        best = min(median(visit.wall_ms) for visit in siblings)
-        return self.cpu_share < BUSY or median(self.wall_ms) > SHIFT * best
-
-
-@dataclass(frozen=True)
-class Point:
-    """Everything timed at one point; `disturbed` counts the visits that were found so, replaced or not."""
-
-    plan: BatchPlan
-    visits: tuple[Visit, ...]
-    disturbed: int
-
-    @property
-    def steps(self) -> list[TimedStep]:
-        return [step for visit in self.visits for step in visit.steps]
-
-    @property
-    def wall_ms(self) -> list[list[float]]:
-        """By visit."""
-        return [visit.wall_ms for visit in self.visits]
-
-    @property
-    def median_step_ms(self) -> float:
-        return median(step.wall_ms for step in self.steps)
-
-    @property
-    def round_spread(self) -> float:
-        """How far the visits' medians lie apart, relative to the point's."""
-        medians = [median(visit.wall_ms) for visit in self.visits]
-        return (max(medians) - min(medians)) / self.median_step_ms
-
-    @property
-    def samples_per_sec(self) -> float:
-        """At the median step, which a few disturbed ones do not move."""
-        return 1000 * self.plan.effective_batch / self.median_step_ms
-
-    @property
-    def sync_calls(self) -> int:
-        return sum(step.result.sync_calls for step in self.steps)
-
-    @property
-    def avg_loss(self) -> float:
-        return fmean(float(step.result.loss) for step in self.steps)
 
 
 class Timer:
