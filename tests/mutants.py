@@ -467,10 +467,10 @@ MUTANTS = [
     ),
     Mutant(
         "float64 gradients are measured in float32 beside half-precision ones",
-        "src/gradaccum/engine/gradients.py",
+        GRADIENTS,
         "torch.float64 if torch.float64 in dtypes else torch.float32",
         "torch.float32",
-        "tests/engine/test_unusual_models.py::test_the_norm_of_a_model_of_many_types_is_that_of_all_its_gradients",
+        "tests/engine/test_gradients.py::test_the_global_norm_is_that_of_one_long_vector_at_least_in_float32",
     ),
 ]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -44,12 +45,29 @@ def test_a_loss_without_a_graph_is_refused_by_backward() -> None:
         gradients.backward([torch.tensor(1.0)], [torch.tensor(1.0)])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_global_norm_is_that_of_one_long_vector_at_least_in_float32(dtype: torch.dtype) -> None:
+NORMS = [gradients.global_norm, gradients._unread_norm]  # the second is what accelerators take
+
+
+@pytest.mark.parametrize("norm_of", NORMS)
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        [torch.float32],
+        [torch.float64],
+        [torch.bfloat16],
+        [torch.float16],
+        [torch.bfloat16, torch.float32],
+        [torch.float16, torch.float64],
+        [torch.float32, torch.float64],
+    ],
+)
+def test_the_global_norm_is_that_of_one_long_vector_at_least_in_float32(
+    norm_of: Callable[[list[Tensor]], Tensor], dtypes: list[torch.dtype]
+) -> None:
     torch.manual_seed(0)
-    parts = [torch.randn(30, 7).to(dtype), torch.randn(5).to(dtype), torch.randn(()).to(dtype)]
-    norm = gradients.global_norm(parts)
-    assert norm.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    parts = [torch.randn(shape).to(dtype) for shape in ((30, 7), (5,), ()) for dtype in dtypes]
+    norm = norm_of(parts)
+    assert norm.dtype in (torch.float32, torch.float64)
     assert_same([norm], [torch.cat([part.double().flatten() for part in parts]).norm()], rtol=1e-6)
 
 

@@ -209,7 +209,7 @@ def samples_in(micro_batch: Batch) -> int:
 
 def require_window(window: Any) -> None:
     """Refuse what is no list of micro-batches: going through it would cost it, or find something else in it."""
-    if isinstance(window, (list, tuple)):
+    if isinstance(window, (list, tuple)):  # asked each window, in which making a union of types would cost more
         return
     if isinstance(window, Tensor | Mapping | str) or not isinstance(window, Sequence):
         raise BatchError(

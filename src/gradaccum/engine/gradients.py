@@ -44,13 +44,21 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """L2 norm over all gradients together, a scalar of at least float32; 0 where there is none."""
     if not gradients:
         return torch.zeros(())
-    if gradients[0].is_cpu:  # where foreach goes one by one too, and reading a number waits for nothing
-        norms: list[Tensor] = [torch.linalg.vector_norm(each, dtype=WIDENED.get(each.dtype)) for each in gradients]
-        return norms[0].new_full((), math.hypot(*map(Tensor.item, norms)))
+    return _read_norm(gradients) if gradients[0].is_cpu else _unread_norm(gradients)
+
+
+def _read_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """On the CPU, where foreach goes one by one too, and reading a number waits for nothing."""
+    norms: list[Tensor] = [torch.linalg.vector_norm(each, dtype=WIDENED.get(each.dtype)) for each in gradients]
+    return norms[0].new_full((), math.hypot(*map(Tensor.item, norms)))
+
+
+def _unread_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Elsewhere: a few kernels, for which nothing waits."""
     dtypes = {gradient.dtype for gradient in gradients}
     widest = torch.float64 if torch.float64 in dtypes else torch.float32
-    widened = None if HALF.isdisjoint(dtypes) else widest
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients), 2, widened)))
+    norms = torch._foreach_norm(list(gradients), 2, None if HALF.isdisjoint(dtypes) else widest)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
 
