@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         "the reported loss is divided by N as well",
         STEP_RESULT,
-        "sum(losses) / total)",
-        "sum(losses) / total / len(self.losses))",
+        "sum(map(Tensor.item, losses)) / total)",
+        "sum(map(Tensor.item, losses)) / total / len(losses))",
         f"{STEPS}::test_a_window_steps_as_the_full_batch_does",
     ),
     Mutant(
@@ -202,7 +202,7 @@ MUTANTS = [
     Mutant(
         "a skipped window updates the loss scale",
         ACCUMULATOR,
-        "if self.loss_scale is not None and counted:",
+        "if self.loss_scale is not None and any(totals):",
         "if self.loss_scale is not None:",
         f"{PRECISIONS}::test_a_window_without_targets_says_nothing_about_the_loss_scale",
     ),

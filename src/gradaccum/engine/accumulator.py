@@ -86,8 +86,6 @@ class Accumulator:
         self._ranks = ranks_of(model)
         self.model, self.optimizer, self.objective = model, optimizer, objective
         self.scheduler, self.clip_norm = scheduler, clip_norm
-        self.sync, self.keep_gathered = sync, keep_gathered
-        self.precision: Precision = precision
         self.master_weights = master_weights
         self.observer = observer
         self.after_step = tuple(after_step)
@@ -120,7 +118,7 @@ class Accumulator:
             work, sums, grad_norm = self._gather(window)
             means = sums.means()
             skip_reason = self._skip_reason(sums.totals, grad_norm)
-            self._advance(applied=not skip_reason, counted=any(sums.totals))
+            self._advance(sums.totals, skip_reason)
         finally:
             self._in_window = False
         for callback in () if skip_reason else self.after_step:
@@ -191,8 +189,8 @@ class Accumulator:
             return f"the gradient overflowed at a loss scale of {self.loss_scale.value:g}, which is halved now"
         return ""
 
-    def _advance(self, *, applied: bool, counted: bool) -> None:
-        if applied:
+    def _advance(self, totals: Sequence[float], skip_reason: str) -> None:
+        if not skip_reason:
             self.optimizer.step()
             self._gradients.write_back()
             if self.scheduler is not None:
@@ -200,8 +198,8 @@ class Accumulator:
             self.steps += 1
         else:
             self._gradients.clear()
-        if self.loss_scale is not None and counted:
-            self.loss_scale.update(overflowed=not applied)
+        if self.loss_scale is not None and any(totals):
+            self.loss_scale.update(overflowed=bool(skip_reason))
 
     def state_dict(self) -> dict[str, Any]:
         """What a run needs, beside the model's own state, to continue bit for bit from this window boundary.

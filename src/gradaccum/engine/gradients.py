@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 HALF = frozenset({torch.bfloat16, torch.float16})
 
-_backward_of_one, _backward_of_several = torch.ops.aten.backward.default, torch.ops.aten.backward.TensorList
-
 WIDENED = dict.fromkeys(HALF, torch.float32)
+
+
+def backwards(operators: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`torch.autograd.backward` of one loss, and of several, without its checks in Python where torch has that.
+
+    Those take up to 6 % of a small pass. The operators came with TorchScript, and may leave torch with it.
+    """
+    try:
+        return operators.backward.default, operators.backward.TensorList
+    except AttributeError:
+        return torch.autograd.backward, torch.autograd.backward
+
+
+_backward_of_one, _backward_of_several = backwards(torch.ops.aten)
 
 
 def seeds(losses: Sequence[Tensor], shares: Sequence[float], *, passes: int) -> list[Sequence[Tensor]]:
@@ -28,7 +41,7 @@ def seeds(losses: Sequence[Tensor], shares: Sequence[float], *, passes: int) -> 
 
 
 def backward(losses: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
-    """`torch.autograd.backward(losses, seeds)` without its checks in Python, which take up to 6 % of a small pass."""
+    """Accumulate into `.grad`, starting each loss's pass from its seed, as `torch.autograd.backward` does."""
     if len(losses) == 1:
         _backward_of_one(losses[0], seeds[0])
     else:

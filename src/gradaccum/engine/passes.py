@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +63,9 @@ class Passes:
         """
         loss_sums = autocast(self.precision, self.into.parameters[0], objective.loss_sums)
         model, syncing, traffic, absorb = self.model, self.syncing, self.traffic, self.into.absorb
-        losses: list[Any] = []
+        losses: list[Tensor] = []
         seeds: list[Sequence[Tensor]] = []
-        like: Sequence[Tensor] = ()
-        last, every, complete = work.all_passes, self.every, all(map(all, work.counts))
+        last, every, complete = work.all_passes, self.every, work.complete
         for number, batch in enumerate(work.batches):
             synced = every or number + 1 == last
             with syncing(synced):
@@ -75,8 +74,6 @@ class Passes:
                     if not self._looked:
                         self._look(sums)
                     seeds = gradients.seeds(sums, shares, passes=len(work.batches))
-                    like = seeds[0] if sums[0].is_cpu else ()
-                    read = Tensor.item if like else Tensor.detach
                 if complete:
                     gradients.backward(sums, seeds[number])
                 else:
@@ -86,9 +83,9 @@ class Passes:
             if note is not None:
                 note(work.counts[0][number], shares[0])
             absorb()
-            losses.extend(map(read, sums))
+            losses.extend(map(Tensor.detach, sums))
             traffic.sync_calls += synced
-        return LossSums(losses, work.totals, like)
+        return LossSums(losses, work.totals)
 
     def replay(self, work: Work, objective: Objective) -> None:
         """Passes that add nothing, so that this rank takes part in as many as the others."""

@@ -43,6 +43,7 @@ class Work:
     Attributes:
         batches: its own micro-batches, in order; those without targets are left out.
         counts: their targets, `[term][micro-batch]`.
+        complete: every term has targets in each of them.
         all_passes: how many every rank makes; what this one lacks, it makes up by replaying.
         replayed: what it replays, which is to add nothing.
         totals: targets over the whole window and all ranks, one a term.
@@ -51,6 +52,7 @@ class Work:
 
     batches: Sequence[Batch]
     counts: Sequence[Sequence[float]]
+    complete: bool
     all_passes: int
     replayed: Pass
     totals: Sequence[float]
@@ -119,7 +121,7 @@ class ManyRanks:
         passes, samples = int(told[:, 1].max()), int(told[:, 2].sum())
         self._require_ready(told[:, 0].tolist(), error, passes)
         totals = told[:, 3:].sum(0).tolist()
-        return Work(own.batches, own.counts, passes, self._kept or NOTHING, totals, samples)
+        return Work(own.batches, own.counts, own.complete, passes, self._kept or NOTHING, totals, samples)
 
     def _try(self, objective: Objective, window: Sequence[Batch]) -> tuple[Work, Exception | None]:
         """An error here must not leave the other ranks waiting; they hear of it first."""
@@ -151,7 +153,7 @@ class ManyRanks:
             )
 
     def local(self, found: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [cast("DTensor", each)._local_tensor for each in found] if self.sharded else found
+        return [cast("DTensor", each).to_local() for each in found] if self.sharded else found
 
     def conclude(self, sums: LossSums, local: Sequence[Tensor]) -> tuple[LossSums, Tensor]:
         """One exchange of loss sums and squared norms; times `held`, each entry of the gradient counts once in all."""
@@ -198,10 +200,11 @@ def _own(objective: Objective, window: Sequence[Batch]) -> Work:
     samples = sum(map(samples_in, window))
     counts = objective.counts(window)
     totals = list(map(sum, counts))
-    if not any(map(all, counts)):  # else some term has targets in every micro-batch, as it nearly always has
+    complete = all(map(all, counts))  # as they nearly always are
+    if not complete and not any(map(all, counts)):
         live = [any(of_batch) for of_batch in zip(*counts, strict=True)]
         window, counts = list(compress(window, live)), [list(compress(of_term, live)) for of_term in counts]
-    return Work(window, counts, len(window), NOTHING, totals, samples)
+    return Work(window, counts, complete, len(window), NOTHING, totals, samples)
 
 
 def _require_one_order(orders: Sequence[float]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,45 +48,45 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class LossSums:
-    """Loss sums of a window without their graphs, and the targets that divide them.
+    """Detached loss sums of a window, and the targets that divide them.
 
     Attributes:
-        losses: the terms of each micro-batch in turn, 0 for one that has no target there; as plain numbers from the
-            CPU, where reading one waits for nothing, and costs less than a kernel.
+        losses: the terms of each micro-batch in turn, 0 for one that has no target there.
         totals: targets of the whole window, `[term]`.
-        like: tensors of the terms' types, where the losses are plain numbers.
     """
 
-    losses: Sequence[Any]
+    losses: list[Tensor]
     totals: Sequence[float]
-    like: Sequence[Tensor] = ()
 
     def means(self) -> list[Tensor]:
         """Mean of each term over its targets; NaN where it had none."""
         if len(self.totals) == 1:  # the usual case, in which a small window would notice a list's slice
-            return [self._mean(self.losses, 0)]
-        return [self._mean(self._of(term), term) for term in range(len(self.totals))]
+            return [_mean(self.losses, self.totals[0])]
+        return [_mean(self._of(term), total) for term, total in enumerate(self.totals)]
 
-    def _mean(self, losses: Sequence[Any], term: int) -> Tensor:
-        total = self.totals[term]
-        if not total:
-            return torch.tensor(math.nan)
-        return self.like[term].new_full((), sum(losses) / total) if self.like else self.sum(term) / total
-
-    def _of(self, term: int) -> Sequence[Any]:
+    def _of(self, term: int) -> list[Tensor]:
         return self.losses[term :: len(self.totals)]
 
     def sum(self, term: int) -> Tensor:
         """Loss sum of one term."""
-        losses = self._of(term)
-        if self.like:
-            return self.like[term].new_full((), sum(losses))
-        if not losses:
-            return torch.zeros(())
-        return losses[0] if len(losses) == 1 else torch.stack(list(losses)).sum()
+        return _sum(self._of(term))
 
     def weighted(self, means: Sequence[Tensor], weights: Iterable[float]) -> Tensor:
         """The window's loss: its terms by their weights, without those that had no target; NaN where none had."""
         parts = zip(means, weights, self.totals, strict=True)
         present = [mean * weight for mean, weight, total in parts if total]
         return torch.stack(present).sum() if present else torch.tensor(math.nan)
+
+
+def _mean(losses: list[Tensor], total: float) -> Tensor:
+    if not total:
+        return torch.tensor(math.nan)
+    if losses[0].is_cpu:  # where reading a number waits for nothing, and costs less than a kernel
+        return losses[0].new_full((), sum(map(Tensor.item, losses)) / total)
+    return _sum(losses) / total
+
+
+def _sum(losses: list[Tensor]) -> Tensor:
+    if not losses:
+        return torch.zeros(())
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
