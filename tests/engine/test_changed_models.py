@@ -103,3 +103,34 @@ def test_a_parameter_thawed_after_its_master_weights_were_made_is_refused() -> N
     model[0].requires_grad_(True)
     with pytest.raises(ConfigError, match=r"'0\.weight' is trained now, but was frozen when its master weights"):
         accumulator.step(window_of([5, 4, 3], torch.bfloat16))
+
+
+@pytest.mark.parametrize("kind", ["native", "wide", "masters"])
+def test_a_new_head_beside_as_many_parameters_unfrozen_is_refused(kind: str) -> None:
+    """As many parameters get gradients as before, but not the same ones."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+    dtype = torch.float32 if kind == "native" else torch.bfloat16
+    model.to(dtype)
+    masters = master_weights(model) if kind == "masters" else None
+    optimizer = torch.optim.SGD(model.parameters() if masters is None else masters, lr=0.1)
+    wide = torch.float32 if kind == "wide" else None
+    accumulator = Accumulator(model, optimizer, CLASSIFICATION, accum_dtype=wide, master_weights=masters)
+    model[0].requires_grad_(False)
+    accumulator.step(window_of([4], dtype))
+    model[0].requires_grad_(True)
+    model[2] = nn.Linear(6, CLASSES, dtype=dtype)
+    with pytest.raises(ConfigError, match="is another than when this Accumulator was built"):
+        accumulator.step(window_of([4], dtype))
+
+
+def test_a_later_layer_converted_alone_is_refused() -> None:
+    class Casting(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs.to(self.weight.dtype)).float()
+
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), Casting(6, CLASSES))
+    accumulator = Accumulator(model, sgd(model), CLASSIFICATION)
+    accumulator.step(window_of([4], torch.float32))
+    model[2].bfloat16()
+    with pytest.raises(ConfigError, match=r"'2.weight' is torch.bfloat16 now, but was torch.float32"):
+        accumulator.step(window_of([4], torch.float32))

@@ -156,6 +156,7 @@ UNFIT = {
         r"master weights have other shapes .* \(\[\(1, 6\)",
     ),
     "fewer master weights": (unfit(lambda state: state["master_weights"].pop()), "3 master weights"),
+    "half of the random state": (unfit(lambda state: state["random"].pop("numpy")), "lacks the random state of numpy"),
     "no groups": (
         unfit(lambda state: state.update(optimizer={"state": {}, "param_groups": []})),
         r"groups of \[\] parameters, this one groups of \[4\]",
@@ -173,3 +174,50 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make: Callable
     with pytest.raises(StateError, match=message):
         accumulator.load_state_dict(state)
     assert same_state(accumulator.state_dict(), before)
+
+
+def with_parts(optimizer: type[torch.optim.Optimizer], *schedulers: Callable[[Any], Any]) -> Accumulator:
+    model = make_model()
+    own = optimizer(model.parameters(), lr=0.01)
+    chained = [make(own) for make in schedulers]
+    schedule = torch.optim.lr_scheduler.ChainedScheduler(chained) if len(chained) > 1 else next(iter(chained), None)
+    return Accumulator(model, own, CLASSIFICATION, scheduler=schedule)
+
+
+def step_lr(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+
+def cosine(optimizer: torch.optim.Optimizer) -> CosineAnnealingLR:
+    return CosineAnnealingLR(optimizer, 9)
+
+
+@pytest.mark.parametrize(
+    ("saved", "given"),
+    [
+        ((torch.optim.Adam,), (torch.optim.RAdam,)),
+        ((torch.optim.Adam,), (torch.optim.Adamax,)),
+        ((torch.optim.SGD, step_lr), (torch.optim.SGD, cosine)),
+        ((torch.optim.SGD, step_lr, cosine), (torch.optim.SGD, step_lr, step_lr)),
+    ],
+)
+def test_state_of_another_kind_of_part_is_refused_and_changes_nothing(saved: Any, given: Any) -> None:
+    source, target = with_parts(*saved), with_parts(*given)
+    source.step(window_of([4]))
+    before = copy.deepcopy(target.state_dict())
+    with pytest.raises(StateError, match=r"the state is of .*, but this accumulator has"):
+        target.load_state_dict(source.state_dict())
+    assert same_state(target.state_dict(), before)
+
+
+def test_a_state_can_be_gone_back_to_again_and_again() -> None:
+    model, accumulator = build("float32")
+    train("float32", accumulator, range(1))
+    held = copy.deepcopy((model.state_dict(), accumulator.state_dict()))
+    ends = []
+    for _ in range(2):
+        model.load_state_dict(held[0])
+        accumulator.load_state_dict(held[1])
+        train("float32", accumulator, range(3))
+        ends.append(copy.deepcopy(accumulator.state_dict()))
+    assert same_state(*ends)

@@ -49,7 +49,8 @@ class Accumulator:
         accum_dtype: sum half-precision gradients in this type, rounding once before the step; None sums in their own.
         master_weights: of a half-precision model, from `master_weights(model)`; the optimizer steps on these.
         observer: watches the gradients of every window, as `NoiseScale` does.
-        after_step: called in turn with the model after each step that was applied (to average weights, say).
+        after_step: called in turn with the model after each step that was applied (to average weights, say). Beside
+            master weights it may only read: the next step starts from those.
 
     Attributes:
         steps: windows whose step was applied.
@@ -81,7 +82,7 @@ class Accumulator:
         preflight.require_precision(model, precision, accum_dtype=accum_dtype, master_weights=master_weights)
         preflight.require_optimizer(optimizer, model, master_weights=master_weights)
         preflight.require_scheduler(scheduler, optimizer)
-        preflight.require_one_count(observer, objective)
+        preflight.require_observer(observer, objective)
         wrapping.require_spread(model, optimizer, observer=observer, wide=accum_dtype or master_weights, sync=sync)
         self._ranks = ranks_of(model)
         self.model, self.optimizer, self.objective = model, optimizer, objective
@@ -116,7 +117,7 @@ class Accumulator:
         self._in_window = True
         try:
             work, sums, grad_norm = self._gather(window)
-            means = sums.means()
+            loss, terms = self._reported(sums)
             skip_reason = self._skip_reason(sums.totals, grad_norm)
             self._advance(sums.totals, skip_reason)
         finally:
@@ -125,7 +126,7 @@ class Accumulator:
             callback(self.model)
         sync_calls, reductions, reduced_bytes, gathered_bytes = self._passes.traffic.since(before)
         return StepResult(
-            loss=sums.weighted(means, self.objective.terms.values()) if self.objective.weights else means[0],
+            loss=loss,
             grad_norm=grad_norm,
             count=sums.totals[0],
             samples=work.samples,
@@ -135,7 +136,7 @@ class Accumulator:
             reduced_bytes=reduced_bytes,
             gathered_bytes=gathered_bytes,
             applied=not skip_reason,
-            terms=dict(zip(self.objective.terms, means, strict=True)) if self.objective.weights else {},
+            terms=terms,
             skip_reason=skip_reason,
         )
 
@@ -156,8 +157,8 @@ class Accumulator:
                     sums = self._passes.make(work, self.objective, shares=shares, note=note)
             if work.all_passes > len(work.batches):
                 self._passes.replay(work, self.objective)
-            found = self._ranks.local(self._gradients.whole())
-            self._held.require_known(found)
+            trained, found = self._gradients.trained(), self._ranks.local(self._gradients.whole())
+            self._held.require_known(trained, found)
             if self.loss_scale is not None:
                 gradients.scale(found, 1 / self.loss_scale.value)
             sums, grad_norm = self._ranks.conclude(sums, found)
@@ -182,24 +183,32 @@ class Accumulator:
         weighted = zip(self.objective.weights.values(), totals, strict=True)
         return [scale * weight / total if total else 0.0 for weight, total in weighted]
 
+    def _reported(self, sums: LossSums) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The window's loss, and the mean of each named term."""
+        means, weights = sums.means(), self.objective.weights
+        if weights is None:
+            return means[0], {}
+        return sums.weighted(means, weights.values()), dict(zip(weights, means, strict=True))
+
     def _skip_reason(self, totals: Sequence[float], grad_norm: Tensor) -> str:
         if not any(totals):
             return "no micro-batch of the window has a target"
         if self.loss_scale is not None and not torch.isfinite(grad_norm):
-            return f"the gradient overflowed at a loss scale of {self.loss_scale.value:g}, which is halved now"
+            return f"the gradient overflowed at a loss scale of {self.loss_scale.value:g}{self.loss_scale.outlook()}"
         return ""
 
     def _advance(self, totals: Sequence[float], skip_reason: str) -> None:
         if not skip_reason:
             self.optimizer.step()
             self._gradients.write_back()
-            if self.scheduler is not None:
-                self.scheduler.step()
             self.steps += 1
+            torch.clear_autocast_cache()  # an autocast around the loop would go on with casts of the old weights
         else:
             self._gradients.clear()
         if self.loss_scale is not None and any(totals):
             self.loss_scale.update(overflowed=bool(skip_reason))
+        if self.scheduler is not None and not skip_reason:
+            self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
         """What a run needs, beside the model's own state, to continue bit for bit from this window boundary.

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from gradaccum.errors import BatchError
 
 HALF = frozenset({torch.bfloat16, torch.float16})
 
@@ -33,7 +36,22 @@ def seeds(losses: Sequence[Tensor], shares: Sequence[float], *, passes: int) -> 
     """What each loss's backward passes start from, `[pass][loss]`: its share, which needs no division node then.
 
     Every pass has an element of its own: a parameter that a loss only views takes its seed for its gradient.
+
+    Raises:
+        BatchError: a share is too large for its loss's type.
     """
+    try:
+        return _seeds(losses, shares, passes)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise BatchError(
+            f"the window's targets are so few ({' and '.join(f'{share:.3g}' for share in shares)} is what its loss "
+            f"sums would be multiplied by) that {losses[0].dtype} ends before. Count targets in units of about 1."
+        ) from error
+
+
+def _seeds(losses: Sequence[Tensor], shares: Sequence[float], passes: int) -> list[Sequence[Tensor]]:
     if passes == 1:
         return [tuple(map(Tensor.new_full, losses, repeat(()), shares))]
     of_loss = [loss.new_full((passes,), share).unbind() for loss, share in zip(losses, shares, strict=True)]
@@ -42,10 +60,20 @@ def seeds(losses: Sequence[Tensor], shares: Sequence[float], *, passes: int) -> 
 
 def backward(losses: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
     """Accumulate into `.grad`, starting each loss's pass from its seed, as `torch.autograd.backward` does."""
-    if len(losses) == 1:
+    if is_dynamo_compiling():  # which leaves its graph for torch.autograd.backward alone
+        torch.autograd.backward(losses, seeds)
+    elif len(losses) == 1:
         _backward_of_one(losses[0], seeds[0])
     else:
         _backward_of_several(losses, seeds)
+
+
+def number(value: float, like: Tensor) -> Tensor:
+    """A scalar of a tensor's type and device; infinite where the type ends before the value."""
+    try:
+        return like.new_full((), value)
+    except RuntimeError:  # "value cannot be converted to type float without overflow"
+        return like.new_full((), math.copysign(math.inf, value))
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
@@ -63,7 +91,8 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 def _read_norm(gradients: Sequence[Tensor]) -> Tensor:
     """On the CPU, where foreach goes one by one too, and reading a number waits for nothing."""
     norms: list[Tensor] = [torch.linalg.vector_norm(each, dtype=WIDENED.get(each.dtype)) for each in gradients]
-    return norms[0].new_full((), math.hypot(*map(Tensor.item, norms)))
+    widest = norms[0] if norms[0].dtype is norms[-1].dtype else max(norms, key=Tensor.element_size)
+    return number(math.hypot(*map(Tensor.item, norms)), widest)
 
 
 def _unread_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -71,7 +100,8 @@ def _unread_norm(gradients: Sequence[Tensor]) -> Tensor:
     dtypes = {gradient.dtype for gradient in gradients}
     widest = torch.float64 if torch.float64 in dtypes else torch.float32
     norms = torch._foreach_norm(list(gradients), 2, None if HALF.isdisjoint(dtypes) else widest)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    here = norms[0].device  # of a model spread over devices, the others' follow
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(here) for each in norms]))
     return norm
 
 
@@ -86,8 +116,12 @@ def clip(gradients: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:
 
     The factor is that of `torch.nn.utils.clip_grad_norm_`: `min(1, clip_norm / (norm + 1e-6))`.
     """
-    if gradients:
-        torch._foreach_mul_(list(gradients), (clip_norm / (norm + 1e-6)).clamp(max=1.0))
+    factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        by_device.setdefault(gradient.device, []).append(gradient)
+    for device, there in by_device.items():
+        torch._foreach_mul_(there, factor.to(device))
 
 
 def add(sums: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:

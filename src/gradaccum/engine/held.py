@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,7 +19,7 @@ class Held:
 
     A module put in a parameter's place, or a conversion, makes others that nothing here would know of, and the
     optimizer would go on with dead ones. To look through the model each time would cost as much as a small window, so
-    it is done in the first window and whenever more or fewer parameters got gradients than in the last.
+    it is done in the first window and whenever other parameters got gradients than in the last, or of other types.
 
     Args:
         model: with the parameters as they are now.
@@ -31,7 +32,7 @@ class Held:
         self._dtypes = {parameter: parameter.dtype for parameter in gradients.parameters}
         self._first, self._first_dtype = gradients.parameters[0], gradients.parameters[0].dtype
         self._stepped = stepped_by(optimizer)
-        self._found = -1
+        self._trained: Sequence[torch.dtype | None] = ()
 
     def require_unchanged(self) -> None:
         """Before a window, at next to no cost: refuse parameters that joined the optimizer, and a converted model."""
@@ -44,9 +45,14 @@ class Held:
         if self._first.dtype is not self._first_dtype:
             self._require_same_dtypes()
 
-    def require_known(self, found: Sequence[Tensor]) -> None:
-        """After a window's backward passes, before anything is stepped: refuse gradients that went elsewhere."""
-        if len(found) == self._found:
+    def require_known(self, trained: Sequence[torch.dtype | None], found: Sequence[Tensor]) -> None:
+        """After a window's backward passes, before anything is stepped: refuse gradients that went elsewhere.
+
+        Args:
+            trained: as `NativeGradients.trained` has it.
+            found: the gradients.
+        """
+        if trained == self._trained:
             return
         self._require_same_dtypes()
         for name, parameter in self._model.named_parameters():
@@ -67,7 +73,7 @@ class Held:
                     f"a parameter of shape {tuple(gradient.shape)} got a sparse gradient, whose norm and clip are not "
                     "defined here. Use sparse=False in the embedding that makes it."
                 )
-        self._found = len(found)
+        self._trained = trained
 
     def _require_same_dtypes(self) -> None:
         for name, parameter in self._model.named_parameters():

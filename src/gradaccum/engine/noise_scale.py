@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -48,16 +48,12 @@ class NoiseScale:
                 "or more (accum_steps=2 with half the micro_batch keeps the effective batch), or drop the observer."
             )
         self._squares = _Squares()
-        hooks = [
-            each.register_hook(partial(self._squares.note, number))  # type: ignore[no-untyped-call]
-            for number, each in enumerate(parameters)
-            if each.requires_grad
-        ]
-        try:
+        with ExitStack() as hooks:
+            for number, each in enumerate(parameters):
+                if each.requires_grad:
+                    hook = each.register_hook(partial(self._squares.note, number))  # type: ignore[no-untyped-call]
+                    hooks.callback(hook.remove)
             yield self._squares.end_micro_batch
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def finish(self, grad_norm: Tensor, count: float) -> None:
         """Take in the window that was watched.

@@ -56,6 +56,8 @@ class Objective:
     weights: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
+        if not callable(self.loss_sum) or not callable(self.count):
+            raise ConfigError("loss_sum and count must be functions: of (model, batch) and of (batch).")
         if self.weights is None:
             return
         if not self.weights:
@@ -69,6 +71,7 @@ class Objective:
                 raise ConfigError(
                     f"the weight of {name!r} is {weight!r}, so every loss would be. Give a finite number."
                 )
+        object.__setattr__(self, "weights", {name: float(weight) for name, weight in self.weights.items()})
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -142,6 +145,8 @@ class Objective:
             if logits.dim() != 2 or labels.dim() != 1:
                 _require_alike(logits, labels)
                 logits, labels = logits.flatten(0, -2), labels.flatten()
+            if labels.dtype is not torch.int64:  # the kernels know no shorter labels
+                labels = labels.long()
             weight = None if class_weights is None else class_weights.to(logits)
             return F.cross_entropy(logits, labels, weight=weight, ignore_index=ignore_index, reduction="sum")
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from gradaccum.engine import gradients, preflight
 from gradaccum.engine.gradient_sync import syncing
@@ -71,7 +72,7 @@ class Passes:
             with syncing(synced):
                 sums = loss_sums(model, batch)
                 if not number:
-                    if not self._looked:
+                    if not self._looked and not is_dynamo_compiling():
                         self._look(sums)
                     seeds = gradients.seeds(sums, shares, passes=len(work.batches))
                 if complete:
@@ -85,6 +86,7 @@ class Passes:
             absorb()
             losses.extend(map(Tensor.detach, sums))
             traffic.sync_calls += synced
+            del sums  # or this pass's graph would live through the next forward
         return LossSums(losses, work.totals)
 
     def replay(self, work: Work, objective: Objective) -> None:

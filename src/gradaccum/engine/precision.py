@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradaccum.engine import gradients
+from gradaccum.errors import ConfigError
 
 Precision = Literal["float32", "bf16", "fp16"]
 
@@ -38,8 +39,18 @@ def master_weights(model: nn.Module) -> list[nn.Parameter]:
     Half-precision parameters lose every update smaller than 1/256 (bf16) of themselves; float32 masters keep them. Give
     the list to the optimizer and to `Accumulator(..., master_weights=...)`, which rounds the masters into the model
     after each step. Load weights into the model before, not after.
+
+    Raises:
+        ConfigError: a parameter that float32 cannot hold.
     """
-    return [nn.Parameter(parameter.detach().float().clone()) for parameter in trainable(model)]
+    parameters = trainable(model)
+    for parameter in parameters:
+        if parameter.dtype not in (*gradients.HALF, torch.float32):
+            raise ConfigError(
+                f"the model has parameters of type {parameter.dtype}, of which a float32 copy would lose a part. Leave "
+                "master_weights out: they are for half-precision models."
+            )
+    return [nn.Parameter(parameter.detach().float().clone()) for parameter in parameters]
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -66,6 +77,10 @@ class NativeGradients:
 
     def absorb(self) -> None:
         """Take in what one backward pass left."""
+
+    def trained(self) -> list[torch.dtype | None]:
+        """The type of each parameter that has a gradient; None of the others."""
+        return [None if parameter.grad is None else parameter.dtype for parameter in self.parameters]
 
     def whole(self) -> list[Tensor]:
         """The gradients accumulated so far, to measure and to scale in place."""
@@ -101,6 +116,12 @@ class WideGradients(NativeGradients):
                 self._sums[parameter] = parameter.grad.to(self._dtype)
             parameter.grad = None
 
+    def trained(self) -> list[torch.dtype | None]:
+        return [
+            parameter.dtype if parameter in self._sums or parameter.grad is not None else None
+            for parameter in self.parameters
+        ]
+
     def whole(self) -> list[Tensor]:
         return [*self._sums.values(), *super().whole()]
 
@@ -116,7 +137,7 @@ class MasterGradients(WideGradients):
     def __init__(self, parameters: Sequence[nn.Parameter], masters: Mapping[nn.Parameter, nn.Parameter]) -> None:
         super().__init__(parameters, torch.float32)
         self._masters = masters
-        self.mastered = masters.keys()
+        self.mastered = frozenset(masters)
 
     def whole(self) -> list[Tensor]:
         for parameter, master in self._masters.items():
@@ -165,6 +186,12 @@ class LossScale:
     value: float = 65536.0
     growth_interval: int = 2000
     good_windows: int = 0
+
+    def outlook(self) -> str:
+        """What an overflow at this value leads to."""
+        if self.value > LEAST_SCALE:
+            return ", which is halved now"
+        return ", the least there is, so that the loss itself is not finite, or too large for fp16"
 
     def update(self, *, overflowed: bool) -> None:
         """Once a window, after its step was applied or skipped."""

@@ -44,7 +44,7 @@ def _a(noun: str) -> str:
 def require_options(*, sync: str, clip_norm: float | None, after_step: object) -> None:
     if sync not in ("last", "every"):
         raise ConfigError(f"sync={sync!r} is unknown. Set it to 'last' (one reduction a window) or 'every'.")
-    if not isinstance(after_step, Iterable):
+    if not isinstance(after_step, Iterable) or not all(map(callable, after_step)):
         raise ConfigError("after_step is no list of functions. Give [function], each taking the model.")
     if clip_norm is None:
         return
@@ -121,8 +121,10 @@ def require_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> No
         )
 
 
-def require_one_count(observer: Observer | None, objective: Objective) -> None:
-    """Refuse to observe a gradient that is a sum of means over different counts."""
+def require_observer(observer: Observer | None, objective: Objective) -> None:
+    """Refuse what cannot observe, and to observe a gradient that is a sum of means over different counts."""
+    if observer is not None and (isinstance(observer, type) or not hasattr(observer, "watch")):
+        raise ConfigError(f"observer={observer!r} has no watch(...). Give one such as NoiseScale().")
     if observer is not None and objective.weights is not None:
         raise ConfigError(
             f"the objective has the terms {', '.join(objective.weights)}, each with a count and weight of its own, so "
@@ -234,9 +236,11 @@ def _has_reentrant_checkpoint(losses: Sequence[Tensor]) -> bool:
 
 
 def _replays_cuda_graphs(module: nn.Module) -> bool:
-    compiled: Any = getattr(module, "dynamo_ctx", None)
-    options = getattr(compiled, "compiler_config", None)
-    return isinstance(options, dict) and bool(options.get("triton.cudagraphs"))
+    """Whether torch.compile(module), or module.compile(), was told to, as their contexts remember."""
+    closure = getattr(module._compiled_call_impl, "__closure__", None) or ()
+    contexts = [getattr(module, "dynamo_ctx", None), *(cell.cell_contents for cell in closure)]
+    options = [getattr(context, "compiler_config", None) for context in contexts]
+    return any(isinstance(each, dict) and each.get("triton.cudagraphs") for each in options)
 
 
 def _named(name: str) -> str:

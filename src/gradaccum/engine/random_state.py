@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradaccum.errors import StateError
+
 
 def random_state() -> dict[str, Any]:
     """State of torch's generators (CPU, every CUDA device), numpy's global one and Python's.
@@ -22,6 +24,13 @@ def random_state() -> dict[str, Any]:
         "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         "python": random.getstate(),
     }
+
+
+def require_random_state(state: Mapping[str, Any]) -> None:
+    """Refuse what `set_random_state` could use only half of."""
+    missing = {"torch", "cuda", "numpy", "python"} - state.keys()
+    if missing:
+        raise StateError(f"the state lacks the random state of {', '.join(sorted(missing))}. Save all of state_dict().")
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from gradaccum.engine import gradients
 from gradaccum.engine.precision import LossScale
-from gradaccum.engine.random_state import random_state, set_random_state
+from gradaccum.engine.random_state import random_state, require_random_state, set_random_state
 from gradaccum.errors import StateError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def state_of(run: Accumulator) -> dict[str, Any]:
     """Copies of nothing: save it, or copy it, before the next window."""
     return {
         "steps": run.steps,
+        "kinds": _kinds(run),
         "optimizer": run.optimizer.state_dict(),
         "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
         "loss_scale": None if run.loss_scale is None else asdict(run.loss_scale),
@@ -53,7 +55,7 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
     """
     if not isinstance(state, Mapping):
         raise StateError(f"the state is a {type(state).__name__}. Give what Accumulator.state_dict() returned.")
-    missing = {"steps", "optimizer", "random", *PARTS} - state.keys()
+    missing = {"steps", "kinds", "optimizer", "random", *PARTS} - state.keys()
     if missing:
         raise StateError(f"the state lacks {', '.join(sorted(missing))}. Give what Accumulator.state_dict() returned.")
     for part in PARTS:
@@ -63,9 +65,15 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
                 f"the state holds {'a' if given else 'no'} {part}, but this accumulator has "
                 f"{'one' if has else 'none'}, and the run would not continue. Build it with the same parts."
             )
+    if state["kinds"] != (kinds := _kinds(run)):
+        raise StateError(
+            f"the state is of {' and '.join(state['kinds'])}, but this accumulator has {' and '.join(kinds)}, and the "
+            "run would not continue. Build it with the same parts."
+        )
     _require_same_shapes(run.master_weights or (), state["master_weights"] or ())
     _require_same_optimizer(run.optimizer, state["optimizer"])
-    run.optimizer.load_state_dict(state["optimizer"])
+    require_random_state(state["random"])
+    run.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # which would go on in the caller's own tensors
     if run.scheduler is not None:
         run.scheduler.load_state_dict(state["scheduler"])
     if run.loss_scale is not None:
@@ -74,6 +82,16 @@ def restore(run: Accumulator, state: Mapping[str, Any]) -> None:
         gradients.copy([*(run.master_weights or ())], state["master_weights"] or [])
     set_random_state(state["random"])
     run.steps = state["steps"]
+
+
+def _kinds(run: Accumulator) -> list[str]:
+    """What cannot be told by the state of a scheduler or an optimizer, which may fit another kind of it."""
+    schedulers: list[Any] = []
+    waiting: list[Any] = [] if run.scheduler is None else [run.scheduler]
+    while waiting:
+        schedulers.append(scheduler := waiting.pop(0))
+        waiting += getattr(scheduler, "_schedulers", ())  # of ChainedScheduler and SequentialLR
+    return [type(part).__name__ for part in (run.optimizer, *schedulers)]
 
 
 def _require_same_shapes(masters: Sequence[Tensor], saved: Sequence[Tensor]) -> None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradaccum.engine.gradients import number
+
 
 class StepResult(NamedTuple):
     """What one window did. Over several ranks, loss, gradient norm, count and samples are the same on each.
@@ -82,7 +84,7 @@ def _mean(losses: list[Tensor], total: float) -> Tensor:
     if not total:
         return torch.tensor(math.nan)
     if losses[0].is_cpu:  # where reading a number waits for nothing, and costs less than a kernel
-        return losses[0].new_full((), sum(map(Tensor.item, losses)) / total)
+        return number(sum(map(Tensor.item, losses)) / total, losses[0])
     return _sum(losses) / total
 
 

@@ -60,7 +60,7 @@ def map_tensors(structure: Structure, change: Callable[[Tensor], Tensor]) -> Str
     if is_dataclass(structure) and not isinstance(structure, type):
         return replace(
             structure,
-            **{field.name: map_tensors(getattr(structure, field.name), change) for field in fields(structure)},
+            **{f.name: map_tensors(getattr(structure, f.name), change) for f in fields(structure) if f.init},
         )
     raise _unknown(structure)
 
