@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from gradaccum import Accumulator, BatchError, BatchPlan, ConfigError, Objective, fit_micro_batch
+from gradaccum import Accumulator, BatchError, BatchPlan, ConfigError, Objective, fit_micro_batch, split
 from gradaccum.engine.fitting import is_out_of_memory
 from gradaccum.errors import PreflightWarning
 from tests.engine.trials import SAMPLES, Stubborn, Watching, assert_same_bits, batches, made, whole_state
@@ -88,6 +89,15 @@ def test_the_largest_divisor_that_fits_keeps_the_effective_batch(most: int, micr
     accumulator = made(most)
     plan = fit_micro_batch(accumulator, batches(1)[0])
     assert (plan.micro_batch, plan.accum_steps, plan.effective_batch) == (micro, steps, SAMPLES)
+
+
+def test_micro_batches_too_small_for_the_model_are_passed_over() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    accumulator = Accumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), Objective.classification())
+    (batch,) = batches(1)
+    assert fit_micro_batch(accumulator, batch).micro_batch == SAMPLES
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        fit_micro_batch(accumulator, split(batch, 1)[0])
 
 
 def test_ranks_multiply_the_effective_batch() -> None:

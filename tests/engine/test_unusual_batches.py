@@ -218,3 +218,13 @@ def test_logits_and_labels_of_positions_that_do_not_match_are_refused() -> None:
     batch = (torch.ones(5, 2, 4), torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(BatchError, match=r"\(5, 2, 3\) and labels of shape \(2, 5\) do not match"):
         Accumulator(model, sgd(model), CLASSIFICATION).step([batch])
+
+
+def test_a_batch_of_the_users_own_kind_is_stepped_on_and_counts_by_its_length_or_as_one() -> None:
+    class Graphs(list):
+        """Its items are no batch's."""
+
+    model = nn.Linear(4, 1)
+    objective = Objective(lambda m, batch: m(torch.ones(len(batch.__dict__) + 1, 4)).sum(), lambda batch: 1)
+    window = [SimpleNamespace(rows=3), Graphs(["a", "b"])]
+    assert Accumulator(model, sgd(model), objective).step(window).samples == 3

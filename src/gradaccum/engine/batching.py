@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
@@ -194,7 +194,10 @@ def _rows_in(tensor: Tensor) -> int | None:
 
 
 def samples_in(micro_batch: Batch) -> int:
-    """Samples in a micro-batch that is not to be cut: dim 0 of its first tensor that has one; the rest is its own."""
+    """Samples in a micro-batch that is not to be cut: dim 0 of its first tensor that has one; the rest is its own.
+
+    What shows no tensor (an object of the user's) is one sample, unless it tells its length.
+    """
     first = micro_batch
     if type(micro_batch) in (tuple, list) and micro_batch:
         first = micro_batch[0]
@@ -203,8 +206,7 @@ def samples_in(micro_batch: Batch) -> int:
     if isinstance(first, Tensor) and first.dim():  # the usual batch; a walk through everything costs several times more
         return first.size(0)
     samples = (leaf.size(0) for leaf in leaves(micro_batch) if isinstance(leaf, Tensor) and leaf.dim())
-    found = next(samples, None)
-    return batch_size(micro_batch) if found is None else found  # which says what is wrong
+    return next(samples, len(micro_batch) if isinstance(micro_batch, Sized) else 1)
 
 
 def require_window(window: Any) -> None:

@@ -66,7 +66,8 @@ def fit_micro_batch(accumulator: Accumulator, batch: Batch, *, world_size: int =
 
     Returns:
         The plan that keeps the effective batch, `accum_steps` making up for what the micro-batch is smaller. Its
-        micro-batch divides the batch: of the divisors the largest of each doubling is tried.
+        micro-batch divides the batch: of the divisors the largest of each doubling is tried. Those too small for the
+        model (batch norm takes no single sample) are passed over.
 
     Raises:
         BatchError: not even the smallest fits.
@@ -77,8 +78,13 @@ def fit_micro_batch(accumulator: Accumulator, batch: Batch, *, world_size: int =
     divisors = (size for size in range(1, samples + 1) if samples % size == 0)
     fitting = 0
     for size in sorted({size.bit_length(): size for size in divisors}.values()):
-        with _undone(accumulator):
-            fits = _runs(accumulator, split(batch, size)[:2])
+        try:
+            with _undone(accumulator):
+                fits = _runs(accumulator, split(batch, size)[:2])
+        except ValueError:  # such as batch norm's, of a single sample
+            if fitting or size == samples:
+                raise
+            continue
         if not fits:
             break
         fitting = size

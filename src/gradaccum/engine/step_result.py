@@ -22,7 +22,7 @@ class StepResult(NamedTuple):
             gradient overflowed.
         count: targets (or the sum of their weights) on all ranks; those of the first term where the objective has
             several.
-        samples: samples in the window's micro-batches, on all ranks.
+        samples: samples in the window's micro-batches (dim 0 of the first tensor of each), on all ranks.
         micro_batches: micro-batches of this rank's window.
         sync_calls: backward passes that this rank ran with gradient sync enabled.
         reductions: gradient collectives that this rank issued: DDP's buckets, or FSDP2's reduce-scatters and, where
