@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np

@@ -41,7 +41,10 @@ def seeds(losses: Sequence[Tensor], shares: Sequence[float], *, passes: int) -> 
         BatchError: a share is too large for its loss's type.
     """
     try:
-        return _seeds(losses, shares, passes)
+        if passes == 1:
+            return [tuple(map(Tensor.new_full, losses, repeat(()), shares))]
+        of_loss = [loss.new_full((passes,), share).unbind() for loss, share in zip(losses, shares, strict=True)]
+        return list(zip(*of_loss, strict=True))
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise
@@ -49,13 +52,6 @@ def seeds(losses: Sequence[Tensor], shares: Sequence[float], *, passes: int) -> 
             f"the window's targets are so few ({' and '.join(f'{share:.3g}' for share in shares)} is what its loss "
             f"sums would be multiplied by) that {losses[0].dtype} ends before. Count targets in units of about 1."
         ) from error
-
-
-def _seeds(losses: Sequence[Tensor], shares: Sequence[float], passes: int) -> list[Sequence[Tensor]]:
-    if passes == 1:
-        return [tuple(map(Tensor.new_full, losses, repeat(()), shares))]
-    of_loss = [loss.new_full((passes,), share).unbind() for loss, share in zip(losses, shares, strict=True)]
-    return list(zip(*of_loss, strict=True))
 
 
 def backward(losses: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
