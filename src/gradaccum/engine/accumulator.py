@@ -96,6 +96,7 @@ class Accumulator:
         self._passes = Passes(
             model, self._ranks, self._gradients, sync=sync, keep_gathered=keep_gathered, precision=precision
         )
+        self._traffic = self._passes.traffic
         self._held, self._fitting = Held(model, optimizer, self._gradients), Fitting()
         self._in_window = False
 
@@ -113,7 +114,7 @@ class Accumulator:
         if self._in_window:
             raise in_mid_window("step()")
         self._held.require_unchanged()
-        before = self._passes.traffic.so_far()
+        self._traffic.begin_window()
         self._in_window = True
         try:
             work, sums, grad_norm = self._gather(window)
@@ -124,17 +125,16 @@ class Accumulator:
             self._in_window = False
         for callback in () if skip_reason else self.after_step:
             callback(self.model)
-        sync_calls, reductions, reduced_bytes, gathered_bytes = self._passes.traffic.since(before)
         return StepResult(
             loss=loss,
             grad_norm=grad_norm,
             count=sums.totals[0],
             samples=work.samples,
             micro_batches=len(window),
-            sync_calls=sync_calls,
-            reductions=reductions,
-            reduced_bytes=reduced_bytes,
-            gathered_bytes=gathered_bytes,
+            sync_calls=self._traffic.sync_calls,
+            reductions=self._traffic.reductions,
+            reduced_bytes=self._traffic.reduced_bytes,
+            gathered_bytes=self._traffic.gathered_bytes,
             applied=not skip_reason,
             terms=terms,
             skip_reason=skip_reason,

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.linalg import vector_norm
 
 from gradaccum.errors import BatchError
 
 HALF = frozenset({torch.bfloat16, torch.float16})
-
-WIDENED = dict.fromkeys(HALF, torch.float32)
 
 
 def backwards(operators: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -86,7 +85,9 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 def _read_norm(gradients: Sequence[Tensor]) -> Tensor:
     """On the CPU, where foreach goes one by one too, and reading a number waits for nothing."""
-    norms: list[Tensor] = [torch.linalg.vector_norm(each, dtype=WIDENED.get(each.dtype)) for each in gradients]
+    norms: list[Tensor] = [
+        vector_norm(each, dtype=torch.float32) if each.dtype in HALF else vector_norm(each) for each in gradients
+    ]
     widest = norms[0] if norms[0].dtype is norms[-1].dtype else max(norms, key=Tensor.element_size)
     return number(math.hypot(*map(Tensor.item, norms)), widest)
 
@@ -97,7 +98,7 @@ def _unread_norm(gradients: Sequence[Tensor]) -> Tensor:
     widest = torch.float64 if torch.float64 in dtypes else torch.float32
     norms = torch._foreach_norm(list(gradients), 2, None if HALF.isdisjoint(dtypes) else widest)
     here = norms[0].device  # of a model spread over devices, the others' follow
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(here) for each in norms]))
+    norm: Tensor = vector_norm(torch.stack([each.to(here) for each in norms]))
     return norm
 
 

@@ -32,7 +32,7 @@ class Passes:
         precision: of forward and loss.
 
     Attributes:
-        traffic: what the passes reduced so far.
+        traffic: what the passes of a window reduced.
     """
 
     def __init__(

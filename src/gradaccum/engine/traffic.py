@@ -21,7 +21,7 @@ ORDERS = 2**52
 
 @dataclass(slots=True)
 class Traffic:
-    """What this rank issued so far.
+    """What this rank issued in a window.
 
     Attributes:
         sync_calls: backward passes run with gradient sync enabled, on one process too.
@@ -49,23 +49,13 @@ class Traffic:
     def note(self, group: int) -> None:
         self.order = (31 * self.order + group + 1) % ORDERS
 
-    def so_far(self) -> tuple[int, int, int, int]:
-        """Sync calls, reductions, reduced bytes and gathered bytes."""
-        return self.sync_calls, self.reductions, self.reduced_bytes, self.gathered_bytes
-
-    def since(self, before: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        """What was added to each."""
-        sync_calls, reductions, reduced_bytes, gathered_bytes = before
-        return (
-            self.sync_calls - sync_calls,
-            self.reductions - reductions,
-            self.reduced_bytes - reduced_bytes,
-            self.gathered_bytes - gathered_bytes,
-        )
+    def begin_window(self) -> None:
+        """Count from 0 again; the order goes on."""
+        self.sync_calls = self.reductions = self.reduced_bytes = self.gathered_bytes = 0
 
 
 def traffic_of(model: nn.Module) -> Traffic:
-    """The model's counts, from when this is first called for it; of collectives there are none on one process.
+    """The model's counts, which go on from when this is first called for it; on one process there are no collectives.
 
     Raises:
         ConfigError: DDP has a communication hook that does not count.
