@@ -27,6 +27,11 @@ class TimedStep:
     result: StepResult
     wall_ms: float
 
+    @property
+    def loss(self) -> float | None:
+        """None where the window had no target."""
+        return float(self.result.loss) if self.result.applied else None
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -83,8 +88,10 @@ class Point:
         return sum(step.result.sync_calls for step in self.steps)
 
     @property
-    def avg_loss(self) -> float:
-        return fmean(float(step.result.loss) for step in self.steps)
+    def avg_loss(self) -> float | None:
+        """Over the windows that had a target; None where none had."""
+        losses = [loss for step in self.steps if (loss := step.loss) is not None]
+        return fmean(losses) if losses else None
 
 
 @dataclass(frozen=True)
