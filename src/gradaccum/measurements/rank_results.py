@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gradaccum.measurements.distributed import Config, Strategy
+from gradaccum.measurements.points import disturbance
 from gradaccum.measurements.rank_sweep import Sweep, Taken
 from gradaccum.measurements.rank_timing import Timed
 from gradaccum.measurements.spread import Way
@@ -211,6 +212,8 @@ def findings(sweep: Sweep, config: Config, fits: Mapping[Strategy, Fitted]) -> I
             + (f" (95 % interval {interval.low:.2g} to {interval.high:.2g})." if interval else ".")
         )
         yield f"{strategy}: {fits[strategy].sentence()}"
+    if disturbed := disturbance(each.point for each in sweep.timed):
+        yield disturbed
     if not sweep.control.verdict.equivalent:
         yield (
             "Control mean_of_rank_means (each rank divides by its own targets) is rejected, as it must be: "
