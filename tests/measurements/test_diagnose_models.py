@@ -68,7 +68,7 @@ class Masked(nn.Module):
         self.mask, self.centred = Positive(), Centred()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.centred(hidden) * self.mask(hidden)
+        return self.mask(hidden) * self.centred(hidden)
 
 
 def test_layers_that_give_truth_values_are_looked_past() -> None:
