@@ -102,7 +102,7 @@ def all_points() -> list[tuple[str, int, list[list[float]]]]:
     """What every rank holds for the walls of every point."""
     setup = shared(read_params(), Setup)
     hurried = config(strategies=["ddp"], seconds=1e-6, num_steps=3)
-    timed = time_ways(Bench.prepare(setup), hurried, setup, no_progress)
+    timed = time_ways(Bench.prepare(setup), hurried, setup, progress=no_progress)
     return [(each.way.name, each.plan.accum_steps, each.point.wall_ms) for each in timed]
 
 

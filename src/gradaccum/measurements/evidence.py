@@ -85,7 +85,7 @@ def batch_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     )
 
 
-def mixing_module(model: nn.Module, objective: Objective, whole: Batch, pieces: Sequence[Batch]) -> str | None:
+def mixing_module(model: nn.Module, objective: Objective, whole: Batch, *, pieces: Sequence[Batch]) -> str | None:
     """Name of the first module, in the order of computation, whose output for a sample depends on the other samples."""
     on_whole, on_pieces = (_outputs(model, objective, batches) for batches in ([whole], pieces))
     for name, output in on_whole.items():
@@ -104,7 +104,7 @@ def moving_buffers(model: nn.Module, gradient: Callable[[nn.Module], Sequence[Te
     return tuple(name for name, buffer in model.named_buffers() if not torch.equal(buffer, before.get(name, buffer)))
 
 
-def is_separable(model: nn.Module, objective: Objective, whole: Batch, pieces: Sequence[Batch]) -> bool:
+def is_separable(model: nn.Module, objective: Objective, whole: Batch, *, pieces: Sequence[Batch]) -> bool:
     """Whether loss sums and counts of the pieces add up to those of the whole, in every term."""
     added = torch.stack([_losses(model, objective, piece) for piece in pieces]).sum(0)
     counts = torch.tensor([objective.totals(pieces), objective.totals([whole])], dtype=torch.float64)
@@ -126,7 +126,7 @@ def _outputs(model: nn.Module, objective: Objective, batches: Sequence[Batch]) -
         calls: dict[str, int] = {}
         samples = batch_size(batch)
 
-        def note(name: str, output: object, calls: dict[str, int] = calls, samples: int = samples) -> None:
+        def note(name: str, output: object, *, calls: dict[str, int] = calls, samples: int = samples) -> None:
             key = f"{name}#{calls.setdefault(name, 0)}"
             calls[name] += 1
             if isinstance(output, Tensor) and output.dim() and len(output) == samples:

@@ -48,7 +48,7 @@ class Parts:
 
 
 def name_the_mistake(
-    trace: Trace, make_model: Callable[[], nn.Module], objective: Objective, window: Sequence[Batch]
+    trace: Trace, make_model: Callable[[], nn.Module], objective: Objective, *, window: Sequence[Batch]
 ) -> str:
     """What the loop did instead of right accumulation, in words; empty where it accumulated rightly.
 

@@ -27,7 +27,7 @@ def outcome(costs: Costs, config: Config, setup: Setup) -> Outcome:
         failures=list(failures(both)),
         tables={
             "steps": [row for each in both for row in step_rows(each)],
-            "frontier": [frontier_row(each, costs, config, setup) for each in costs.frontier],
+            "frontier": [frontier_row(each, costs, config, setup=setup) for each in costs.frontier],
         },
         series=frontier_series(costs),
     )
@@ -92,7 +92,7 @@ def timing(each: Measured) -> Row:
     }
 
 
-def frontier_row(each: Measured, costs: Costs, config: Config, setup: Setup) -> Row:
+def frontier_row(each: Measured, costs: Costs, config: Config, *, setup: Setup) -> Row:
     return {
         "workload": setup.workload.name,
         "optimizer": config.optimizer,
