@@ -21,6 +21,7 @@ from benchmarks.timing import Timing, interleave
 from gradaccum.workloads.networks import ByteTransformer, mlp
 
 ACCUM_STEPS = (1, 4, 16, 64)
+ROUNDS = 15
 PAGE = Path(__file__).with_name("overhead.md")
 
 
@@ -44,7 +45,7 @@ def timings(
     loops: Mapping[str, tuple[Loop, bool]],
     *,
     budget: int,
-    rounds: int,
+    rounds: int = ROUNDS,
 ) -> dict[str, Timing]:
     """Every loop, each on a model of its own, over `budget` micro-batches a round (at least two windows)."""
     windows = max(2, budget // accum_steps)
@@ -71,7 +72,7 @@ def rows(results: Mapping[int, Mapping[str, Timing]]) -> Iterator[str]:
     yield f"| N | engine, us | {' | '.join(f'engine / {name}' for name in names)} |"
     yield "|---" * (len(names) + 2) + "|"
     for accum_steps, timing in results.items():
-        ratios = " | ".join(str(timing["engine"].over(timing[name])) for name in names)
+        ratios = " | ".join(f"{timing['engine'].over(timing[name]):.2f}" for name in names)
         yield f"| {accum_steps} | {timing['engine'].median_us:.0f} | {ratios} |"
 
 
@@ -79,7 +80,7 @@ def page(sections: Mapping[str, Mapping[int, Mapping[str, Timing]]]) -> str:
     packages = [f"{name} {version(name)}" for name in ("torch", "accelerate", "lightning") if find_spec(name)]
     intro = (
         "CPU time of one optimizer step at one thread, our engine with loss and gradient norm tracked, over that of "
-        "another loop in the same rounds: median, and quartiles of the rounds. Below 1 the engine is cheaper. "
+        f"another loop in the same rounds: median and quartiles of {ROUNDS} rounds. Below 1 the engine is cheaper. "
         "`bare` is `(loss / N).backward()`, `step()`, `zero_grad()`, which tracks nothing. "
         f"Python {platform.python_version()}, {', '.join(packages)}. Made by `python -m benchmarks.overhead`."
     )
@@ -93,8 +94,8 @@ def main(accum_steps: Sequence[int] = ACCUM_STEPS) -> None:
     torch.set_num_threads(1)
     own = {"engine": (engine, True), "bare, same fused AdamW": (bare, True), "bare, default AdamW": (bare, False)}
     everybody = {**own, **peers()}
-    small = {n: timings(tiny_mlp, n, everybody, budget=64, rounds=15) for n in accum_steps}
-    large = {n: timings(transformer, n, own, budget=2, rounds=4) for n in accum_steps if n <= 4}
+    small = {n: timings(tiny_mlp, n, everybody, budget=64) for n in accum_steps}
+    large = {n: timings(transformer, n, own, budget=2) for n in accum_steps if n <= 4}
     text = page(
         {"MLP 64-128-128-16, micro-batches of 4": small, "4-layer transformer, d=128, T=128, micro-batches of 8": large}
     )

@@ -28,5 +28,21 @@ def regression(hidden: int = 8) -> Workload:
     )
 
 
+def masked() -> Workload:
+    """Two classes of which half the labels are masked, so that a window of few samples may have no target at all."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 5, generator=generator)
+    labels = (inputs.sum(dim=1) > 0).long().where(torch.rand(64, generator=generator) > 0.5, -100)
+    data = TensorDataset(inputs, labels)
+    return Workload(
+        name="masked",
+        make_model=lambda: nn.Linear(5, 2),
+        objective=Objective.classification(),
+        train=data,
+        validation=data,
+        collate=default_collate,
+    )
+
+
 def no_workload() -> str:
     return "a string"

@@ -90,7 +90,7 @@ def costs() -> dict[int, dict[str, Timing]]:
     """The small MLP, where a loop costs most beside its model, all loops with the same fused optimizer."""
     loops = {name: (loop, True) for name, loop in {"engine": engine, "bare": bare, **PEERS}.items()}
     return {
-        accum_steps: overhead.timings(overhead.tiny_mlp, accum_steps, loops, budget=64, rounds=15)
+        accum_steps: overhead.timings(overhead.tiny_mlp, accum_steps, loops, budget=64)
         for accum_steps in overhead.ACCUM_STEPS
     }
 

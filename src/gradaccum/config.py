@@ -83,16 +83,16 @@ def section(params: Mapping[str, Any], name: str, of: type[Config], *, file: Pat
     """
     if name not in params:
         raise ConfigError(f"{file} has no section {name!r}, which the stage of that name reads. Add it.")
-    return _validate(params[name], of, file, (name,))
+    return _validate(params[name], of, file=file, where=(name,))
 
 
 def shared(params: Mapping[str, Any], of: type[Config], *, file: Path = PARAMS) -> Config:
     """The top-level keys that are fields of `of`, as one config."""
     names = {field.name for field in fields(of)}  # type: ignore[arg-type]
-    return _validate({name: value for name, value in params.items() if name in names}, of, file, ())
+    return _validate({name: value for name, value in params.items() if name in names}, of, file=file, where=())
 
 
-def _validate(data: Any, of: type[Config], file: Path, where: tuple[str, ...]) -> Config:
+def _validate(data: Any, of: type[Config], *, file: Path, where: tuple[str, ...]) -> Config:
     try:
         return TypeAdapter(of).validate_python(data)
     except ValidationError as error:

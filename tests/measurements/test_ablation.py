@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from gradaccum.errors import ConfigError
 from gradaccum.measurements import variants
 from gradaccum.measurements.ablation import Config, VariantName, measure
 from gradaccum.measurements.mistakes import CONTROL, ragged_cut
@@ -55,6 +56,22 @@ def test_mean_of_means_is_wrong_on_the_ragged_cut_on_which_the_engine_is_right(o
     assert wrong["cut"] == right["cut"] == ragged_cut(16, 8)
     assert wrong["param_diff_step1"] > 1e-4
     assert right["param_diff_step1"] < 1e-12
+
+
+def test_windows_and_micro_batches_without_targets_break_no_claim(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup("tests.own_workload:masked")
+    alone = measure(config(effective_batch=1, accum_steps=[1], variants=["scaled", "naive"], num_steps=40), setup)
+    cut = measure(config(effective_batch=8, accum_steps=[2, 4], num_steps=40), setup)
+    assert alone.failures == cut.failures == []
+    assert not any(point["diverged_at_step"] for point in [*alone.curve.points, *cut.curve.points])
+    steps = [row["step"] for row in alone.tables["losses"] if row["series"] == "sgd/scaled"]
+    assert 10 < len(steps) < 40
+
+
+def test_windows_that_all_lack_targets_are_refused(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup("tests.own_workload:masked")
+    with pytest.raises(ConfigError, match="none of the 1 windows of 1 samples has a target"):
+        measure(config(effective_batch=1, accum_steps=[1], variants=["scaled"], num_steps=1), setup)
 
 
 def test_a_window_with_several_steps_has_no_single_gradient(outcome: Outcome) -> None:

@@ -57,6 +57,24 @@ def test_any_layer_that_mixes_samples_is_named() -> None:
     assert [cause.where for cause in both.causes] == [("1 (BatchNorm1d)",), ("2 (Centred)",)]
 
 
+class Positive(nn.Module):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden > 0
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask, self.centred = Positive(), Centred()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.mask(hidden) * self.centred(hidden)
+
+
+def test_layers_that_give_truth_values_are_looked_past() -> None:
+    assert the_cause(run(Masked), "mixing layers").where == ("1.centred (Centred)",)
+
+
 class FunctionalDropout(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         return F.dropout(hidden, 0.5, training=self.training)

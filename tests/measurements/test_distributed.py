@@ -10,7 +10,7 @@ from torch import nn
 
 from gradaccum import Accumulator, ConfigError
 from gradaccum.config import read_params, shared
-from gradaccum.measurements import rank_sweep
+from gradaccum.measurements import points, rank_sweep
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.distributed import Config, measure
 from gradaccum.measurements.rank_results import outcome_of
@@ -102,7 +102,7 @@ def all_points() -> list[tuple[str, int, list[list[float]]]]:
     """What every rank holds for the walls of every point."""
     setup = shared(read_params(), Setup)
     hurried = config(strategies=["ddp"], seconds=1e-6, num_steps=3)
-    timed = time_ways(Bench.prepare(setup), hurried, setup, no_progress)
+    timed = time_ways(Bench.prepare(setup), hurried, setup, progress=no_progress)
     return [(each.way.name, each.plan.accum_steps, each.point.wall_ms) for each in timed]
 
 
@@ -137,6 +137,23 @@ def test_a_window_that_syncs_too_often_fails_the_claim(ranks: Pool, setup: Setup
     failures = ranks(2, syncing_every_time, config(strategies=["ddp"]), setup)[0].failures
     assert "rank 0: ddp, N=3: 3 reductions a window with sync='last' and 3 with 'every', not 3 times." in failures
     assert any(failure.startswith("rank 1: ddp, N=3: some window of sync='last'") for failure in failures)
+
+
+def on_a_restless_machine(config: Config, setup: Setup) -> Outcome:
+    """No visit is fast enough, not even beside itself."""
+    shift, points.SHIFT = points.SHIFT, 0.0
+    try:
+        return measured(config, setup)
+    finally:
+        points.SHIFT = shift
+
+
+def test_visits_that_the_machine_disturbed_are_said(ranks: Pool, setup: Setup) -> None:
+    small = config(strategies=["ddp"], accum_steps=[2], num_steps=1)
+    outcome = ranks(2, on_a_restless_machine, small, setup)[0]
+    assert outcome.metrics["disturbed_visits"] == 4
+    (said,) = (finding for finding in outcome.findings if finding.startswith("The machine disturbed 4 of 4 visits"))
+    assert said.endswith("measure again on a quieter machine.")
 
 
 def undivided(config: Config, setup: Setup) -> Outcome:

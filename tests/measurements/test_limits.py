@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from gradaccum.engine.batching import BatchPlan
+from gradaccum.measurements import limits
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.costs import Limit
-from gradaccum.measurements.limits import flops_of_micro_batch, matmul_peak_flops_per_sec
+from gradaccum.measurements.limits import flops_of_micro_batch
 from gradaccum.measurements.setup import Setup
 
 WIDTHS = [(64, 128), (128, 128), (128, 10)]
@@ -45,5 +46,10 @@ def test_utilization_is_work_over_time_over_peak() -> None:
     assert limit.share(BatchPlan(12, 4), step_ms=30.0) == pytest.approx(0.1)
 
 
-def test_the_machine_s_peak_is_some_rate() -> None:
-    assert matmul_peak_flops_per_sec(torch.device("cpu")) > 0
+def test_the_machine_s_peak_is_that_of_its_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [3.0, 0.5, *[2.0] * (limits.TRIES - 2)]
+    ticks = (at for took in seconds for at in (0.0, took))
+    monkeypatch.setattr(limits, "MATRIX", {"cpu": 4})
+    monkeypatch.setattr(limits, "perf_counter", lambda: next(ticks))
+    assert limits.matmul_peak_flops_per_sec(torch.device("cpu")) == 2 * 4**3 / 0.5
+    assert list(ticks) == []

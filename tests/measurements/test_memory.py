@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gradaccum.config import section
+from gradaccum.config import read_params, section
 from gradaccum.errors import ConfigError
 from gradaccum.measurements import windows_checked
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.memory import Config, measure
-from gradaccum.measurements.memory_results import Checked, failures, outcome
+from gradaccum.measurements.memory_results import TELLING_BYTES, Checked, failures, outcome
 from gradaccum.measurements.processes import own_processes
 from gradaccum.measurements.setup import SGD, Setup
 from gradaccum.measurements.tally import KINDS, Peak
@@ -91,15 +91,29 @@ def test_memory_that_grows_with_accumulation_steps_fails_the_claim() -> None:
 @pytest.mark.parametrize(
     ("process", "said"),
     [
-        (110 * 2**20, "took +10 MiB to +10 MiB beside what was predicted: within 10 % of it and 16 MiB"),
-        (140 * 2**20, "+40 MiB to +40 MiB beside what was predicted: 1 of 1 by over 10 % and 16 MiB (4 x 2)"),
-        (60 * 2**20, "-40 MiB to -40 MiB beside what was predicted: 1 of 1 by over"),
+        (210, "predicted; of the 1 predicted above 160 MiB, which alone can tell, all within 10 % of it and 16 MiB"),
+        (240, "of the 1 predicted above 160 MiB, which alone can tell, 1 by over 10 % and 16 MiB (4 x 2)"),
+        (160, "took -40 MiB to"),
     ],
 )
 def test_what_is_seen_from_outside_is_compared_with_the_prediction(process: int, said: str) -> None:
-    result = outcome([checked(100 * 2**20, 100 * 2**20, process=process)], config(), 8)
+    small = checked(2**20, 2**20, process=2**20)
+    result = outcome([small, checked(200 * 2**20, 200 * 2**20, process=process * 2**20)], config(), 8)
     assert any(said in finding for finding in result.findings)
     assert result.metrics["outside_agrees"] == ("within" in said)
+    assert result.metrics["outside_windows_judged"] == 1
+
+
+def test_windows_too_small_for_the_outside_to_tell_judge_nothing() -> None:
+    result = outcome([checked(1, 100, process=2**20), checked(2**20, 2**20, process=9 * 2**20)], config(), 8)
+    assert result.metrics["outside_agrees"] is None
+    assert result.metrics["outside_windows_judged"] == 0
+    assert any("that judges none of them" in finding for finding in result.findings)
+
+
+def test_the_default_windows_include_some_that_the_outside_can_judge(setup: Setup) -> None:
+    bench, largest = Bench.prepare(setup), max(read_params()["memory"]["micro_batch"])
+    assert predict(bench, Window(largest, 1, setup.optimizers.adamw)).total > TELLING_BYTES
 
 
 def test_where_the_system_does_not_tell_nothing_is_claimed() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from gradaccum.config import section
 from gradaccum.errors import ConfigError
@@ -145,6 +146,18 @@ def test_several_ranks_hold_one_gradient_more_and_it_is_said(setup: Setup) -> No
     assert four - one == 104488
     result = measure(config(world_size=4), setup, costs=COSTS)
     assert any("Reducing gradients over ranks" in finding for finding in result.findings)
+
+
+def test_what_is_frozen_and_buffers_are_not_reduced(setup: Setup) -> None:
+    def frozen() -> nn.Module:
+        model = nn.Sequential(nn.Linear(64, 1024).requires_grad_(False), nn.BatchNorm1d(1024), nn.Linear(1024, 10))
+        model[1].requires_grad_(False)
+        return model
+
+    bench = Bench.prepare(setup)
+    bench = replace(bench, workload=replace(bench.workload, make_model=frozen))
+    one, four = (predictor(bench, config(world_size=ranks), setup, optimizer="sgd")(12, 1)[0] for ranks in (1, 4))
+    assert four - one == 4 * (1024 * 10 + 10)
 
 
 def test_times_of_another_workload_are_not_passed_off_as_this_one_s(make_setup: Callable[..., Setup]) -> None:

@@ -10,7 +10,7 @@ from gradaccum.config import section, shared
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch
 from gradaccum.errors import ConfigError
-from gradaccum.measurements import sweep, timing
+from gradaccum.measurements import points, sweep, timing
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config, measure
 from gradaccum.results.outcome import Outcome
@@ -92,6 +92,16 @@ def test_every_optimizer_step_that_counts_has_its_record(outcome: Outcome) -> No
     assert all(row["sync_calls"] == 1 for row in own)
 
 
+def test_a_window_without_targets_has_a_time_but_no_loss_and_no_sync(make_setup: Callable[..., Setup]) -> None:
+    found = measure(config(micro_batch=1), make_setup("tests.own_workload:masked"))
+    assert not found.failures
+    own = [row for row in found.tables["steps"] if row["effective_batch"] == 1]
+    assert {row["loss"] is None for row in own} == {True, False}
+    assert all(row["sync_calls"] == (row["loss"] is not None) for row in own)
+    known = [row["loss"] for row in own if row["loss"] is not None]
+    assert found.curve.points[0]["avg_loss"] == pytest.approx(sum(known) / len(known))
+
+
 def test_the_headline_gives_every_fitted_number_with_its_interval(outcome: Outcome) -> None:
     metrics = outcome.metrics
     for name, value in (("t_micro_ms", 0.2), ("t_step_ms", 0.5), ("flattens_at_effective_batch", 3 * 48)):
@@ -161,7 +171,7 @@ def test_what_speaks_against_relying_on_the_times_is_said(setup: Setup, monkeypa
         return timing.TimedStep(accumulator.step(window), 3.0 if len(window) == 2 else 0.2 * len(window) + 0.5)
 
     monkeypatch.setattr(timing.Timer, "timed", noisy)
-    monkeypatch.setattr(timing, "BUSY", 2.0)  # so that no visit had enough of a CPU
+    monkeypatch.setattr(points, "BUSY", 2.0)  # so that no visit had enough of a CPU
     monkeypatch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device: 1.0)
     said = measure(config(accum_steps=[1, 2, 3, 5]), setup).findings[4:]
     assert [sentence.split()[0] for sentence in said] == ["The", "Residuals", "Over"]

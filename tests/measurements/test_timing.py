@@ -11,7 +11,7 @@ from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import BatchPlan
 from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench
-from gradaccum.measurements.points import Point, TimedStep, Visit
+from gradaccum.measurements.points import Point, TimedStep, Visit, disturbance
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.timing import (
     Timer,
@@ -26,7 +26,7 @@ FINE = BatchPlan(12, 1)
 
 
 def visit(*wall_ms: float, cpu_share: float = 1.0) -> Visit:
-    result: Any = SimpleNamespace(loss=1.0, samples=12, sync_calls=1)
+    result: Any = SimpleNamespace(loss=1.0, samples=12, sync_calls=1, applied=True)
     return Visit(PLAN, tuple(TimedStep(result, each) for each in wall_ms), cpu_share)
 
 
@@ -74,6 +74,14 @@ def test_a_disturbed_visit_is_timed_again_replaced_and_counted() -> None:
     point = repeat_disturbed([calm, slow], lambda: new, lambda: True)
     assert point.visits == (calm, new)
     assert point.disturbed == 1
+
+
+def test_most_visits_disturbed_ask_for_a_quieter_machine_and_none_for_nothing() -> None:
+    calm, half, most = (Point(PLAN, (visit(1.0), visit(1.0)), disturbed) for disturbed in (0, 1, 2))
+    assert disturbance([calm, calm]) is None
+    assert str(disturbance([calm, most])).startswith("The machine disturbed 2 of 4 visits")
+    assert not str(disturbance([calm, most])).endswith("quieter machine.")
+    assert str(disturbance([half, most])).endswith("That is most of them: measure again on a quieter machine.")
 
 
 def test_a_repeat_that_is_disturbed_too_does_not_replace_a_better_visit() -> None:

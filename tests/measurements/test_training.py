@@ -14,7 +14,7 @@ from gradaccum.measurements import training
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.equal_samples import make_arm
 from gradaccum.measurements.setup import SGD, Setup
-from gradaccum.measurements.training import Arm, Trainer, evaluation_points, lr_factor
+from gradaccum.measurements.training import Arm, Trainer, evaluation_points, lr_factor, mean_of
 from tests.measurements.arms_made_up import arm, config
 
 
@@ -46,18 +46,45 @@ def test_decay_reaches_zero_at_the_last_sample_in_every_arm(setup: Setup, steps:
     assert shares == [1.0, 0.75, 0.25, 0.0]
 
 
-def test_the_learning_rate_rises_once_an_applied_step(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
-    seen = []
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
+    """The learning rate of each window, and whether its step was applied."""
+    seen: list[tuple[float, bool]] = []
     step = Accumulator.step
 
     def noting(self: Accumulator, window: Sequence[Batch]) -> StepResult:
-        seen.append(self.optimizer.param_groups[0]["lr"])
-        return step(self, window)
+        rate, result = self.optimizer.param_groups[0]["lr"], step(self, window)
+        seen.append((rate, result.applied))
+        return result
 
     monkeypatch.setattr(Accumulator, "step", noting)
+    return seen
+
+
+def test_the_learning_rate_rises_once_a_window(rates: list[tuple[float, bool]], setup: Setup) -> None:
     trainer = Trainer.with_seed(Bench.prepare(setup), 1, micro_batch=4, points=[0, 128, 256])
     trainer.train(make_arm(config(), setup, 8))
-    assert seen == pytest.approx([0.05 + 0.15 * min(1, 32 * step / 128) for step in range(8)])
+    assert rates == [(pytest.approx(0.05 + 0.15 * min(1, 32 * step / 128)), True) for step in range(8)]
+
+
+def test_a_window_without_targets_is_no_divergence_and_the_learning_rate_goes_on(
+    rates: list[tuple[float, bool]], make_setup: Callable[..., Setup]
+) -> None:
+    setup = make_setup("tests.own_workload:masked")
+    trainer = Trainer.with_seed(Bench.prepare(setup), 1, micro_batch=2, points=[0, 32, 64])
+    run = trainer.train(Arm("sgd", BatchPlan(2, 2), SGD(lr=0.1), decay="linear"))
+    assert run.diverged_at_step is None
+    assert not run.failed
+    assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - step / 32) for step in range(32)])
+    assert {applied for _, applied in rates} == {True, False}
+    first, last = run.evaluations[1:]
+    assert first.train_loss is not None
+    assert last.train_loss is not None
+
+
+def test_the_training_loss_is_that_of_the_windows_with_targets() -> None:
+    assert mean_of([None, 1.0, None, 3.0]) == 2.0
+    assert mean_of([None, None]) is None
 
 
 def test_the_validation_loss_is_the_mean_over_all_held_out_targets(setup: Setup) -> None:

@@ -38,7 +38,7 @@ def memory(**seen: int | None) -> Figure:
         )
 
     points = tuple(point(micro, steps) for micro in (1, 8) for steps in (1, 2))
-    return cost_figures.memory(Curve("memory", "accum_steps", points), {})
+    return cost_figures.memory(Curve("memory", "accum_steps", points))
 
 
 BYTES = [f"{kind}_bytes" for kind in KINDS]
@@ -51,7 +51,7 @@ def plan(*, fits: bool = True, timed: bool = True) -> Figure:
         | {"fits": fits or micro < 8, "chosen": micro == 2}
         for micro in (8, 2, 1)
     )
-    return cost_figures.plan(Curve("plan", "accum_steps", points), {})
+    return cost_figures.plan(Curve("plan", "accum_steps", points))
 
 
 def legend(axes: Axes) -> list[str]:

@@ -34,7 +34,7 @@ def panel(**runs: Sequence[float]) -> Axes:
 
 def test_every_series_of_the_equivalence_looks_like_no_other() -> None:
     curve = Curve("equivalence", "accum_steps", tuple(point(name, 2, **DIFFS) for name in CUTS))
-    for axes in equivalence(curve, {}).axes:
+    for axes in equivalence(curve).axes:
         looks = {
             (str(line.get_marker()), str(line.get_color()), str(line.get_markerfacecolor()))
             for name, line in lines(axes).items()
@@ -45,7 +45,7 @@ def test_every_series_of_the_equivalence_looks_like_no_other() -> None:
 
 def test_the_legend_lies_outside_every_panel() -> None:
     curve = Curve("equivalence", "accum_steps", tuple(point(name, 2, **DIFFS) for name in CUTS))
-    figure = equivalence(curve, {})
+    figure = equivalence(curve)
     (legend,) = figure.legends
     assert {text.get_text() for text in legend.get_texts()} == {*CUTS, "bound 1e-12"}
     assert all(axes.get_legend() is None for axes in figure.axes)

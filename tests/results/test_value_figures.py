@@ -49,7 +49,7 @@ def all_inside(figure: Figure) -> bool:
 
 
 def test_what_decides_a_published_rule_is_drawn_with_its_interval() -> None:
-    figure = value_figures.half_life(scaling(**between("loss_above_rule", NONE)), {})
+    figure = value_figures.half_life(scaling(**between("loss_above_rule", NONE)))
     losses, to_base, to_rule = figure.axes
     assert len(drawn(losses)) == 3
     assert drawn(to_base) == [(0.1, pytest.approx(0.05))] * 2
@@ -59,7 +59,7 @@ def test_what_decides_a_published_rule_is_drawn_with_its_interval() -> None:
 
 
 def test_arms_do_not_hide_each_other() -> None:
-    losses = value_figures.half_life(scaling(), {}).axes[0]
+    losses = value_figures.half_life(scaling()).axes[0]
     fixed, kept = (container.lines[0].get_xdata()[0] for container in losses.containers)
     assert fixed != kept
     assert fixed == pytest.approx(kept, rel=0.1)
@@ -111,7 +111,7 @@ def test_figures_of_arms_that_all_failed_are_drawn_all_the_same(changes: dict[st
     for name, image in figures.of_stage(efficiency, {"learning": [ended, lost]}).items():
         assert image, name
     every = [point(n, **{**gone, "series": f"half_life/{name}"}) for name in ("fixed", "half_life") for n in (1, 2)]
-    assert png(value_figures.half_life(Curve("scaling", "effective_batch", tuple(every)), {}))
+    assert png(value_figures.half_life(Curve("scaling", "effective_batch", tuple(every))))
     metrics = EFFICIENCY | {"target_loss": None, "common_target_loss": None}
     figure = value_figures.worth(worth_table(efficiency, efficiency_timed()), metrics, untimed=None)
     assert png(figure)

@@ -38,7 +38,7 @@ class Cut(click.ParamType):  # type: ignore[type-arg]  # generic only for type c
 @click.option("--cut", "cuts", multiple=True, type=Cut(), help="Sizes of micro-batches; may be given several times.")
 @click.pass_context
 def diagnose(
-    ctx: click.Context, workload: str, step: str | None, samples: int, cuts: tuple[tuple[int, ...], ...]
+    ctx: click.Context, *, workload: str, step: str | None, samples: int, cuts: tuple[tuple[int, ...], ...]
 ) -> None:
     """Compare cuts of one batch with the whole batch, and say why they differ.
 
@@ -49,7 +49,7 @@ def diagnose(
     Ends with 0 where the loop is equivalent to the full batch, 1 where it is not, 2 where that could not be judged.
     """
     try:
-        found = _diagnose(workload, step, samples, cuts)
+        found = _diagnose(workload, step, samples=samples, cuts=cuts)
     except BaseException as error:  # noqa: BLE001 (a user's code may raise anything, exit too, which is no verdict)
         click.echo(f"Not judged: {_raised_at(error)}{type(error).__name__}: {error}", err=True)
         ctx.exit(NOT_JUDGED)
@@ -70,7 +70,7 @@ def _is_the_users(file: Path) -> bool:
     return file.is_relative_to(Path.cwd()) and not any(map(file.is_relative_to, others))
 
 
-def _diagnose(name: str, step: str | None, samples: int, cuts: tuple[tuple[int, ...], ...]) -> Diagnosis:
+def _diagnose(name: str, step: str | None, *, samples: int, cuts: tuple[tuple[int, ...], ...]) -> Diagnosis:
     import torch  # noqa: PLC0415 (so that --help needs no torch)
 
     from gradaccum.measurements.diagnose import diagnose as run  # noqa: PLC0415

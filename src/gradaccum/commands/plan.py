@@ -20,7 +20,7 @@ SAMPLES = click.IntRange(1, 2**30)
 @click.option("--world-size", default=1, show_default=True, type=SAMPLES, help="Data-parallel ranks.")
 @click.option("--workload", help="As workload.name in params.yaml, which is the default.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True, help="Of the memory.")
-def plan(effective_batch: int, memory: str, world_size: int, workload: str | None, device: str) -> None:
+def plan(*, effective_batch: int, memory: str, world_size: int, workload: str | None, device: str) -> None:
     """Propose micro-batch and accumulation steps, with predicted memory, time and reasons.
 
     Memory is predicted without running; times are those that the throughput stage measured last. Run it in the

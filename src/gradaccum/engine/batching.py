@@ -102,11 +102,11 @@ def windows(
     if ranks not in ("all", "own"):
         raise ConfigError(f"ranks={ranks!r} is unknown. Set it to 'all' (ranks go together) or 'own'.")
     together = ranks == "all" and several_ranks()
-    return _windows(iter(loader), accum_steps, drop_last, together)
+    return _windows(iter(loader), accum_steps, drop_last=drop_last, together=together)
 
 
 def _windows(
-    micro_batches: Iterator[Batch], accum_steps: int, drop_last: bool, together: bool
+    micro_batches: Iterator[Batch], accum_steps: int, *, drop_last: bool, together: bool
 ) -> Iterator[list[Batch]]:
     while True:
         window = list(islice(micro_batches, accum_steps))

@@ -76,7 +76,7 @@ class NoiseScale:
             own = seen[:, :2].contiguous()
             distributed.all_reduce(own)
             seen = torch.cat([own, seen[:, 2:]], dim=1)
-        return [_from_sums(*row) for row in seen.tolist() if row[1] >= 2 and all(map(math.isfinite, row))]
+        return [_from_sums(row) for row in seen.tolist() if row[1] >= 2 and all(map(math.isfinite, row))]
 
     def estimate(self, *, confidence: float = 0.95) -> NoiseScaleEstimate:
         """The noise scale over all windows so far, taken as one stretch in which it stays about the same.
@@ -125,7 +125,8 @@ class _Squares:
         return norms.square() @ norms.new_tensor(self._weights)
 
 
-def _from_sums(own: float, micro_batches: float, whole: float, count: float) -> WindowNoise:
+def _from_sums(row: Sequence[float]) -> WindowNoise:
+    own, micro_batches, whole, count = row
     weight = int(micro_batches) - 1
     trace = max(0.0, (own - whole) / weight)  # rounding alone can make it negative
     return WindowNoise(trace, (whole - trace) / count, weight)

@@ -9,7 +9,7 @@ from gradaccum.measurements.plan import Config
 from gradaccum.measurements.plan_results import Plan, outcome
 from gradaccum.measurements.ranking import Candidate, Ranking
 from gradaccum.measurements.setup import OptimizerName, Progress, Setup
-from gradaccum.measurements.window_memory import Window, predict
+from gradaccum.measurements.window_memory import Window, gradient_bytes, predict
 from gradaccum.results.outcome import Outcome
 from gradaccum.results.step_costs import StepCosts
 
@@ -42,11 +42,11 @@ def predictor(
     ranks one more gradient is added, for the buckets in which it is reduced.
     """
     settings = setup.optimizers.settings(optimizer)
+    buckets = gradient_bytes(bench) if config.world_size > 1 else 0
 
     def predicted_bytes(micro: int, steps: int) -> tuple[int, int]:
         peak = predict(bench, Window(micro, min(steps, 2), settings), device=config.memory_device)
         more_inputs = max(0, steps - 2) * peak.by_kind["inputs"] // 2
-        buckets = peak.by_kind["parameters"] if config.world_size > 1 else 0
         return peak.total + more_inputs + buckets, peak.by_kind["inputs"] + more_inputs
 
     return predicted_bytes

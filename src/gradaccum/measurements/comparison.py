@@ -21,6 +21,9 @@ TrainingStep = Callable[[nn.Module, Optimizer, Sequence[Batch]], Tensor]
 
 Named = dict[str, Tensor]
 
+MATCH = 1e-9
+"""In float64, relative: right and wrong are apart by far more."""
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -164,6 +167,11 @@ def whole(tensor: Tensor) -> Tensor:
 def norm(named: Named) -> float:
     """L2 norm over all tensors together."""
     return float(torch.linalg.vector_norm(flat(named))) if named else 0.0
+
+
+def same(one: Tensor, other: Tensor, tolerance: float = MATCH) -> bool:
+    """Whether they differ by at most that part of the other's L2 norm; never where either is not finite."""
+    return float(torch.linalg.vector_norm(one - other)) <= tolerance * float(torch.linalg.vector_norm(other))
 
 
 def flat(named: Named) -> Tensor:

@@ -125,7 +125,7 @@ class Comparer:
         self.references: dict[tuple[OptimizerName, torch.dtype], Trace] = {}
 
     def compare(self, optimizer: OptimizerName, cut: Cut, loop: Loop) -> Compared:
-        sharp, single = (self.differ(optimizer, cut, loop, dtype) for dtype in DTYPES)
+        sharp, single = (self.differ(optimizer, cut, loop, dtype=dtype) for dtype in DTYPES)
         truth, scale = self.reference(optimizer, torch.float64), sharp[2]
         return Compared(
             optimizer=optimizer,
@@ -140,7 +140,7 @@ class Comparer:
         )
 
     def differ(
-        self, optimizer: OptimizerName, cut: Cut, loop: Loop, dtype: torch.dtype
+        self, optimizer: OptimizerName, cut: Cut, loop: Loop, *, dtype: torch.dtype
     ) -> tuple[Difference, Trace, Scale]:
         settings = self.setup.optimizers.settings(optimizer)
         window = self.bench.window(self.indices, cut, dtype)

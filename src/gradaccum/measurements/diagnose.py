@@ -123,7 +123,7 @@ def _model_causes(subject: Subject, cut: tuple[int, ...]) -> Iterator[Cause]:
     """Whether the loss of the whole batch is the sum over its cuts at all, and what keeps it from that."""
     (whole,), pieces = subject.window([sum(cut)], torch.float64), subject.window(cut, torch.float64)
     norms = dict(batch_norms(subject.model()))
-    if mixing_module(subject.model(), subject.objective, whole, pieces) in norms:
+    if mixing_module(subject.model(), subject.objective, whole, pieces=pieces) in norms:
         layers = tuple(called(*layer) for layer in norms.items())
         finding = f"{', '.join(layers)} in training mode normalises by the statistics of each micro-batch."
         yield Cause("batch norm", finding, GROUP_NORM, layers)
@@ -132,11 +132,11 @@ def _model_causes(subject: Subject, cut: tuple[int, ...]) -> Iterator[Cause]:
     if moving:
         finding = f"every forward pass changes {', '.join(moving)}, on which the next one's gradient depends."
         yield Cause("moving state", finding, STILL, moving)
-    mixing = mixing_module(subject.model(), subject.objective, whole, pieces)
+    mixing = mixing_module(subject.model(), subject.objective, whole, pieces=pieces)
     if mixing is not None:
         layer = called(mixing, subject.model().get_submodule(mixing))
         yield Cause("mixing layers", f"{layer} lets one sample's output depend on the others.", UNMIX, (layer,))
-    elif not is_separable(subject.model(), subject.objective, whole, pieces):
+    elif not is_separable(subject.model(), subject.objective, whole, pieces=pieces):
         yield Cause("not separable", "the loss is no sum over samples, although no layer mixes them.", NEGATIVES)
 
 

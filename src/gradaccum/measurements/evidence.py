@@ -12,9 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.objective import Objective
 from gradaccum.engine.ranks import buffers_unchanged
-
-MATCH = 1e-9
-"""In float64, relative to the largest entry."""
+from gradaccum.measurements.comparison import same
 
 
 def called(name: str, module: nn.Module) -> str:
@@ -47,7 +45,7 @@ def quieten(make_model: Callable[[], nn.Module], gradient: Callable[[nn.Module],
 
     def is_random(change: ModelChange) -> bool:
         one, other = (_seeded(seed, lambda: gradient(change(make_model()))) for seed in (1, 2))
-        return any(_differ(*pair) for pair in zip(one, other, strict=True))
+        return not all(map(same, one, other))
 
     if not is_random(_unchanged):
         return Quiet((), _unchanged, still_random=False)
@@ -87,12 +85,12 @@ def batch_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     )
 
 
-def mixing_module(model: nn.Module, objective: Objective, whole: Batch, pieces: Sequence[Batch]) -> str | None:
+def mixing_module(model: nn.Module, objective: Objective, whole: Batch, *, pieces: Sequence[Batch]) -> str | None:
     """Name of the first module, in the order of computation, whose output for a sample depends on the other samples."""
     on_whole, on_pieces = (_outputs(model, objective, batches) for batches in ([whole], pieces))
     for name, output in on_whole.items():
         other = on_pieces.get(name)
-        if other is not None and other.shape == output.shape and _differ(output, other):
+        if other is not None and other.shape == output.shape and not same(output, other):
             return name.rpartition("#")[0]
     return None
 
@@ -101,21 +99,16 @@ def moving_buffers(model: nn.Module, gradient: Callable[[nn.Module], Sequence[Te
     """Buffers that a forward pass changes, where they change the gradient of the next one; none where they do not."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     first, second = gradient(model), gradient(model)
-    if not any(_differ(*pair) for pair in zip(first, second, strict=True)):
+    if all(map(same, first, second)):
         return ()
     return tuple(name for name, buffer in model.named_buffers() if not torch.equal(buffer, before.get(name, buffer)))
 
 
-def is_separable(model: nn.Module, objective: Objective, whole: Batch, pieces: Sequence[Batch]) -> bool:
+def is_separable(model: nn.Module, objective: Objective, whole: Batch, *, pieces: Sequence[Batch]) -> bool:
     """Whether loss sums and counts of the pieces add up to those of the whole, in every term."""
-    added = _by_term(torch.stack([_losses(model, objective, piece) for piece in pieces]).sum(0))
-    losses = all(not _differ(*pair) for pair in zip(added, _by_term(_losses(model, objective, whole)), strict=True))
+    added = torch.stack([_losses(model, objective, piece) for piece in pieces]).sum(0)
     counts = torch.tensor([objective.totals(pieces), objective.totals([whole])], dtype=torch.float64)
-    return losses and not _differ(counts[0], counts[1])
-
-
-def _by_term(losses: Tensor) -> Sequence[Tensor]:
-    return losses.unbind()
+    return all(map(same, added, _losses(model, objective, whole))) and same(counts[0], counts[1])
 
 
 @torch.no_grad()
@@ -133,11 +126,12 @@ def _outputs(model: nn.Module, objective: Objective, batches: Sequence[Batch]) -
         calls: dict[str, int] = {}
         samples = batch_size(batch)
 
-        def note(name: str, output: object, calls: dict[str, int] = calls, samples: int = samples) -> None:
+        def note(name: str, output: object, *, calls: dict[str, int] = calls, samples: int = samples) -> None:
             key = f"{name}#{calls.setdefault(name, 0)}"
             calls[name] += 1
             if isinstance(output, Tensor) and output.dim() and len(output) == samples:
-                found.setdefault(key, []).append(output.detach().clone())
+                wide = torch.promote_types(output.dtype, torch.float64)  # whole numbers and truth values too
+                found.setdefault(key, []).append(output.detach().to(wide, copy=True))
 
         hooks = [
             module.register_forward_hook(lambda _, __, output, name=name, note=note: note(name, output))
@@ -163,11 +157,6 @@ def _seeded(seed: int, compute: Callable[[], Sequence[Tensor]]) -> Sequence[Tens
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return compute()
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    size = float(torch.maximum(one.abs().max(), other.abs().max())) if one.numel() else 0.0
-    return not float((one - other).abs().max() if one.numel() else 0.0) <= MATCH * size
 
 
 def _unchanged(model: nn.Module) -> nn.Module:

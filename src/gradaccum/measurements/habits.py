@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gradaccum.engine.batching import Batch
 from gradaccum.measurements.bench import make_optimizer
-from gradaccum.measurements.comparison import before_step, full_batch_step
+from gradaccum.measurements.comparison import before_step, full_batch_step, same
 from gradaccum.measurements.mistake import flat_gradient
 from gradaccum.measurements.setup import SGD
 
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 SETTINGS = SGD(lr=0.01, momentum=0.9)
 """What every loop is diagnosed with."""
 
-MATCH = 1e-9
-"""In float64, relative."""
-
 NEARLY = 1e-5
-"""The same, where an epsilon in a user's clip may play a part: torch's own adds 1e-6 to the norm."""
+"""In float64, relative, where an epsilon in a user's clip may play a part: torch's own adds 1e-6 to the norm."""
 
 
 @dataclass
@@ -96,10 +93,10 @@ def clip_norm_of(subject: Subject, cut: Sequence[int]) -> float | None:
     whole, window = subject.window([sum(cut)], torch.float64), subject.window(cut, torch.float64)
     right = watch(subject, full_batch_step(subject.objective), [whole])[0].brought
     seen = watch(subject, subject.step, [window])[0]
-    if seen.found is None or not _same(seen.brought, right, MATCH) or _same(seen.found, right, MATCH):
+    if seen.found is None or not same(seen.brought, right) or same(seen.found, right):
         return None
     size, norm = float(seen.found.norm()), float(right.norm())
-    if not 0 < size < norm or not _same(seen.found, right * (size / norm), MATCH):
+    if not 0 < size < norm or not same(seen.found, right * (size / norm)):
         return None
     alone = [watch(subject, subject.step, [[piece]])[0] for piece in window]
     clips = any(
@@ -126,9 +123,9 @@ def next_window_differs(subject: Subject, cut: Sequence[int], clip_norm: float |
     expected = flat_gradient(model, subject.objective.share(model, whole, subject.objective.totals([whole])))
     if clip_norm is not None:
         expected *= min(1.0, clip_norm / (float(expected.norm()) + 1e-6))
-    if _same(second.found, expected, NEARLY):
+    if same(second.found, expected, NEARLY):
         return ""
-    if first.found is not None and _same(second.found, first.found + second.brought, NEARLY):
+    if first.found is not None and same(second.found, first.found + second.brought, NEARLY):
         return "the next window's gradient also holds this one's: gradients are not cleared between windows"
     return "the next window's gradient is another than the full batch's: the loop keeps something from this one"
 
@@ -136,7 +133,3 @@ def next_window_differs(subject: Subject, cut: Sequence[int], clip_norm: float |
 def runs_in_evaluation_mode(subject: Subject, cut: Sequence[int]) -> bool:
     """Whether the loop runs the model in evaluation mode."""
     return False in watch(subject, subject.step, [subject.window(cut, torch.float64)])[0].training
-
-
-def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    return float((one - other).norm()) <= tolerance * float(other.norm())

@@ -26,6 +26,9 @@ LOSS_BYTES = 16
 SCRATCH_BYTES = 16 * 2**20
 """What kernels may take for themselves, which no tally sees."""
 
+TELLING_BYTES = 10 * SCRATCH_BYTES
+"""A window predicted to take less would agree with what was seen whatever was predicted for it, so it is not judged."""
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -63,13 +66,15 @@ def outcome(checked: Sequence[Checked], config: Config, largest: int | None) -> 
 
 def headline(checked: Sequence[Checked], largest: int | None) -> dict[str, Any]:
     outside = [each for each in checked if each.outside_bytes is not None]
+    judged = list(filter(tells, outside))
     return {
         "max_prediction_error": max(abs(each.error) for each in checked),
         "max_growth_in_accum_steps": max((growth for _, growth in growths(checked)), default=None),
         "activation_bytes_per_sample": per_sample(checked),
         "max_predicted_bytes": max(each.predicted.total for each in checked),
         "max_outside_excess_bytes": max((excess(each) for each in outside), default=None),
-        "outside_agrees": all(agrees(each) for each in outside) if outside else None,
+        "outside_windows_judged": len(judged),
+        "outside_agrees": all(map(agrees, judged)) if judged else None,
         "largest_micro_batch_in_budget": largest,
     }
 
@@ -82,6 +87,11 @@ def per_sample(checked: Sequence[Checked]) -> float:
 def excess(each: Checked) -> int:
     assert each.outside_bytes is not None
     return each.outside_bytes - each.predicted.total
+
+
+def tells(each: Checked) -> bool:
+    """Whether a wrong prediction of this window could be seen from outside."""
+    return each.predicted.total >= TELLING_BYTES
 
 
 def agrees(each: Checked) -> bool:
@@ -157,12 +167,20 @@ def from_outside(outside: Sequence[Checked]) -> str:
         f"Seen from outside, by {'the system' if outside[0].seen.device_bytes is None else 'the device'}, windows took "
         f"{signed(least)} to {signed(most)} beside what was predicted"
     )
-    off = [f"{each.window.micro_batch} x {each.window.accum_steps}" for each in outside if not agrees(each)]
+    judged = list(filter(tells, outside))
+    if not judged:
+        return (
+            f"{said}; that judges none of them, because none is predicted above {shown_bytes(TELLING_BYTES)}, where "
+            f"the {shown_bytes(SCRATCH_BYTES)} that kernels may take for themselves weigh little. Add a larger one to "
+            "memory.micro_batch."
+        )
+    off = [f"{each.window.micro_batch} x {each.window.accum_steps}" for each in judged if not agrees(each)]
+    said += f"; of the {len(judged)} predicted above {shown_bytes(TELLING_BYTES)}, which alone can tell,"
     if not off:
-        return f"{said}: within 10 % of it and 16 MiB, which kernels may take for themselves."
+        return f"{said} all within 10 % of it and {shown_bytes(SCRATCH_BYTES)}, which kernels may take for themselves."
     return (
-        f"{said}: {len(off)} of {len(outside)} by over 10 % and 16 MiB ({', '.join(off)}). Kernels of this model take "
-        "memory that no tally sees; leave that much headroom."
+        f"{said} {len(off)} by over 10 % and {shown_bytes(SCRATCH_BYTES)} ({', '.join(off)}). Kernels of this model "
+        "take memory that no tally sees; leave that much headroom."
     )
 
 

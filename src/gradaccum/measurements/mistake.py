@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.objective import Objective
-from gradaccum.measurements.comparison import Trace
-
-MATCH = 1e-9
-"""In float64, relative; right and wrong are apart by far more."""
+from gradaccum.measurements.comparison import MATCH, Trace, same
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Parts:
 
 
 def name_the_mistake(
-    trace: Trace, make_model: Callable[[], nn.Module], objective: Objective, window: Sequence[Batch]
+    trace: Trace, make_model: Callable[[], nn.Module], objective: Objective, *, window: Sequence[Batch]
 ) -> str:
     """What the loop did instead of right accumulation, in words; empty where it accumulated rightly.
 
@@ -69,7 +66,7 @@ def name_the_mistake(
         masked = "; a micro-batch without targets, whose mean is 0/0, does that" if 0.0 in parts.counts else ""
         return f"the gradient is not finite{masked}"
     for candidate, what in _candidates(parts):
-        if _matches(found, candidate):
+        if same(found, candidate):
             return (
                 what and f"{what}; the gradient's norm is {_ratio(found, parts.shares.sum(0)):.4g} times the right one"
             )
@@ -100,7 +97,7 @@ def _scaled(found: Tensor, parts: Parts) -> str:
     right, mean_of_means = parts.shares.sum(0), parts.means.mean(0)
     for direction, what in ((right, "the right gradient"), (mean_of_means, "a mean of means")):
         factor = float(found @ direction / (direction @ direction))
-        if _matches(found, direction * factor):
+        if same(found, direction * factor):
             return f"the gradient is {factor:.4g} times {what}{_hint(factor, len(parts.counts))}"
     cosine = float(torch.nn.functional.cosine_similarity(found, right, dim=0))
     return f"the gradient points elsewhere: cosine {cosine:.4f}, norm {_ratio(found, right):.4g} times the right one"
@@ -124,10 +121,6 @@ def flat_gradient(model: nn.Module, loss: Tensor) -> Tensor:
 
 def _or_zeros(gradient: Tensor | None, parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if gradient is None else gradient
-
-
-def _matches(found: Tensor, candidate: Tensor) -> bool:
-    return float((found - candidate).norm()) <= MATCH * float(candidate.norm())
 
 
 def _ratio(found: Tensor, right: Tensor) -> float:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import torch
 
+from gradaccum.errors import ConfigError
 from gradaccum.measurements.ablation import Config
 from gradaccum.measurements.bench import Bench, consecutive, equal_cut, make_optimizer
 from gradaccum.measurements.comparison import (
@@ -79,7 +80,16 @@ class Trainer:
     def __init__(self, bench: Bench, config: Config, setup: Setup) -> None:
         self.bench, self.config, self.setup = bench, config, setup
         order = bench.order(config.effective_batch * config.num_steps)
-        self.windows = list(consecutive(order, config.effective_batch))
+        self.windows = list(filter(self.has_target, consecutive(order, config.effective_batch)))
+        if not self.windows:
+            raise ConfigError(
+                f"none of the {config.num_steps} windows of {config.effective_batch} samples has a target, so no loop "
+                "can learn anything. Raise ablation.effective_batch or ablation.num_steps."
+            )
+
+    def has_target(self, indices: Sequence[int]) -> bool:
+        """A window without one, which the engine skips, tells nothing of a mistake: none of the loops sees it."""
+        return any(self.bench.workload.objective.totals(self.bench.window(indices, [len(indices)])))
 
     def show(self, arm: Arm) -> Shown:
         ratio, param_diff = self.first_step(arm)

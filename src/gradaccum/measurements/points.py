@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -26,6 +26,11 @@ class TimedStep:
 
     result: StepResult
     wall_ms: float
+
+    @property
+    def loss(self) -> float | None:
+        """None where the window had no target."""
+        return float(self.result.loss) if self.result.applied else None
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,23 @@ class Point:
         return sum(step.result.sync_calls for step in self.steps)
 
     @property
-    def avg_loss(self) -> float:
-        return fmean(float(step.result.loss) for step in self.steps)
+    def avg_loss(self) -> float | None:
+        """Over the windows that had a target; None where none had."""
+        losses = [loss for step in self.steps if (loss := step.loss) is not None]
+        return fmean(losses) if losses else None
+
+
+def disturbance(points: Iterable[Point]) -> str | None:
+    """How much of what was timed the machine disturbed, and what to do where it was most; None where nothing was."""
+    counts = [(point.disturbed, len(point.visits)) for point in points]
+    disturbed, visits = map(sum, zip(*counts, strict=True))
+    if not disturbed:
+        return None
+    return (
+        f"The machine disturbed {disturbed} of {visits} visits (too little of a CPU, or a median that was shifted); "
+        "they were timed again while seconds allowed."
+        + (" That is most of them: measure again on a quieter machine." if disturbed > visits / 2 else "")
+    )
 
 
 @dataclass(frozen=True)

@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from gradaccum.measurements.distributed import Config, Strategy
+from gradaccum.measurements.points import disturbance
+from gradaccum.measurements.rank_fit import PARTS, Fitted
 from gradaccum.measurements.rank_sweep import Sweep, Taken
 from gradaccum.measurements.rank_timing import Timed
 from gradaccum.measurements.spread import Way
 from gradaccum.results.curve import Curve
 from gradaccum.results.fits import Percentiles, ends
 from gradaccum.results.outcome import Outcome
-from gradaccum.results.sync_fit import SyncTimeFit, fit_sync_replicates, fit_sync_time
-
-PARTS = ("t_micro_ms", "t_sync_ms", "t_step_ms")
 
 SAME_BYTES = 0.01
 """Bytes with sync every time may differ by this much from N times those with sync last."""
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The step-time model of one strategy, over both ways to sync, with its bootstrap replicates.
-
-    Keeping parameters gathered is left out: its micro-batches cost otherwise.
-    """
-
-    best: SyncTimeFit
-    replicates: Sequence[SyncTimeFit]
-
-    @classmethod
-    def of(cls, sweep: Sweep, strategy: Strategy) -> Fitted:
-        timed = [each for each in sweep.timed if each.way.strategy == strategy and not each.way.keep_gathered]
-        steps, syncs = [each.plan.accum_steps for each in timed], [each.per_window("sync_calls") for each in timed]
-        return cls(
-            fit_sync_time(steps, syncs, [each.ms for each in timed]),
-            fit_sync_replicates(steps, syncs, [each.replicates for each in timed])
-            if all(each.interval for each in timed)
-            else [],
-        )
-
-    def interval(self, of: Callable[[SyncTimeFit], float]) -> Percentiles | None:
-        return Percentiles.of(map(of, self.replicates)) if self.replicates else None
-
-    def part(self, name: str) -> dict[str, float | None]:
-        interval = self.interval(lambda fit: float(getattr(fit, name)))
-        return {name: getattr(self.best, name), **ends(name, interval)}
-
-    def sentence(self) -> str:
-        """The model with its parts' intervals, and whether to believe it."""
-        micro, sync, step = (self.shown(name) for name in PARTS)
-        found = f"step time = N x {micro} + syncs x {sync} + {step}"
-        missed = f"{self.best.max_rel_residual:.0%}"
-        if self.best.explains:
-            return f"{found}, which misses no point by more than {missed}."
-        return f"{found} misses a point by {missed}, so that it explains little: go by the measured times."
-
-    def shown(self, name: str) -> str:
-        interval = self.interval(lambda fit: float(getattr(fit, name)))
-        value = f"{getattr(self.best, name):.2g} ms"
-        return f"{value} ({interval.low:.2g} to {interval.high:.2g})" if interval else value
 
 
 def outcome_of(sweep: Sweep, config: Config) -> Outcome:
@@ -211,6 +166,8 @@ def findings(sweep: Sweep, config: Config, fits: Mapping[Strategy, Fitted]) -> I
             + (f" (95 % interval {interval.low:.2g} to {interval.high:.2g})." if interval else ".")
         )
         yield f"{strategy}: {fits[strategy].sentence()}"
+    if disturbed := disturbance(each.point for each in sweep.timed):
+        yield disturbed
     if not sweep.control.verdict.equivalent:
         yield (
             "Control mean_of_rank_means (each rank divides by its own targets) is rejected, as it must be: "

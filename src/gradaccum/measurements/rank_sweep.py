@@ -70,7 +70,7 @@ def sweep(config: Config, setup: Setup, progress: Progress) -> Sweep:
         even=even,
         uneven=[comparer.compare(way, uneven) for way in all_ways],
         control=comparer.compare(Way("ddp", "last"), uneven, mistake=True),
-        timed=time_ways(bench, config, setup, progress),
+        timed=time_ways(bench, config, setup, progress=progress),
     )
 
 
@@ -92,7 +92,7 @@ class Comparer:
                 return mean_of_rank_means(model, optimizer, window, objective=objective)
             return way.accumulator(model, optimizer, objective, settings=settings).step(window).loss
 
-        sharp, single = (self.differ(way, share, step, dtype) for dtype in DTYPES)
+        sharp, single = (self.differ(way, share, step, dtype=dtype) for dtype in DTYPES)
         return Taken(
             name="control/mean_of_rank_means" if mistake else way.name,
             share=share,
@@ -102,7 +102,7 @@ class Comparer:
             optimizer_steps=farthest_from_one(single[1].optimizer_steps),
         )
 
-    def differ(self, way: Way, share: Share, step: Step, dtype: torch.dtype) -> tuple[Difference, Trace]:
+    def differ(self, way: Way, share: Share, step: Step, *, dtype: torch.dtype) -> tuple[Difference, Trace]:
         sizes = [size for of_rank in share for size in of_rank]
         indices = self.bench.order(sum(sizes))
         start = sum(sum(of_rank) for of_rank in share[: dist.get_rank()])

@@ -35,7 +35,7 @@ class Timed(StepTime):
         return int(getattr(self.point.steps[-1].result, count))
 
 
-def time_ways(bench: Bench, config: Config, setup: Setup, progress: Progress) -> list[Timed]:
+def time_ways(bench: Bench, config: Config, setup: Setup, *, progress: Progress) -> list[Timed]:
     """Time every way at every plan, for at most `config.seconds` (but each once)."""
     per_micro, world = config.micro_batch, config.world_size
     plans = [BatchPlan(per_micro * steps * world, per_micro, world) for steps in config.accum_steps]

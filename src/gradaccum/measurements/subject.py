@@ -153,7 +153,7 @@ class Subject:
     def mistake(self, cut: tuple[int, ...], trace: Trace, clip_norm: float | None, *, right_once: bool) -> str:
         """What the loop does wrong, in words; empty where it is right, or only model and objective are to blame."""
         window = self.window(cut, torch.float64)
-        named = "" if clip_norm else name_the_mistake(trace, self.model, self.objective, window)
+        named = "" if clip_norm else name_the_mistake(trace, self.model, self.objective, window=window)
         if not named and right_once:
             named = next_window_differs(self, cut, clip_norm)
         if not named and self.dropouts and runs_in_evaluation_mode(self, cut):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gradaccum.measurements.costs import Costs, Measured
+from gradaccum.measurements.points import disturbance
 from gradaccum.measurements.throughput import Config
 from gradaccum.results.sizes import grouped
 
@@ -25,14 +26,8 @@ def findings(costs: Costs, both: Sequence[Measured], config: Config) -> Iterator
 
 def doubts(costs: Costs, both: Sequence[Measured], config: Config) -> Iterator[str]:
     """What speaks against relying on these times."""
-    disturbed = sum(each.point.disturbed for each in both)
-    visits = sum(len(each.point.visits) for each in both)
-    if disturbed:
-        yield (
-            f"The machine disturbed {disturbed} of {visits} visits (this process had too little of a CPU, or a median "
-            "was shifted); they were timed again while seconds allowed."
-            + (" That is most of them: measure again on a quieter machine." if disturbed > visits / 2 else "")
-        )
+    if disturbed := disturbance(each.point for each in both):
+        yield disturbed
     if config.repeats > 1 and not all(each.interval for each in both):
         yield (
             f"throughput.seconds={config.seconds:g} left time for one round alone at some points, and one round has no "

@@ -27,7 +27,7 @@ def outcome(costs: Costs, config: Config, setup: Setup) -> Outcome:
         failures=list(failures(both)),
         tables={
             "steps": [row for each in both for row in step_rows(each)],
-            "frontier": [frontier_row(each, costs, config, setup) for each in costs.frontier],
+            "frontier": [frontier_row(each, costs, config, setup=setup) for each in costs.frontier],
         },
         series=frontier_series(costs),
     )
@@ -92,7 +92,7 @@ def timing(each: Measured) -> Row:
     }
 
 
-def frontier_row(each: Measured, costs: Costs, config: Config, setup: Setup) -> Row:
+def frontier_row(each: Measured, costs: Costs, config: Config, *, setup: Setup) -> Row:
     return {
         "workload": setup.workload.name,
         "optimizer": config.optimizer,
@@ -142,7 +142,7 @@ def step_row(plan: BatchPlan, number: int, step: TimedStep) -> Row:
         "effective_batch": plan.effective_batch,
         "micro_batch": plan.micro_batch,
         "accum_steps": plan.accum_steps,
-        "loss": float(step.result.loss),
+        "loss": step.loss,
         "grad_norm": float(step.result.grad_norm),
         "samples_per_sec": 1000 * step.result.samples / step.wall_ms,
         "wall_ms": step.wall_ms,
@@ -152,8 +152,9 @@ def step_row(plan: BatchPlan, number: int, step: TimedStep) -> Row:
 
 def failures(both: Sequence[Measured]) -> Iterator[str]:
     for each in both:
-        if each.point.sync_calls != len(each.point.steps):
+        applied = sum(step.result.applied for step in each.point.steps)  # a window without targets is skipped
+        if each.point.sync_calls != applied:
             yield (
                 f"{each.plan.micro_batch} x {each.plan.accum_steps}: gradients synced {each.point.sync_calls} times in "
-                f"{len(each.point.steps)} steps, not once a step."
+                f"{applied} steps, not once a step."
             )

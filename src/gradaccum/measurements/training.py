@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice, pairwise
 from statistics import fmean
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch, BatchPlan, to, windows
@@ -50,7 +49,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Where a run stands: losses are None before the first step (training) and after it diverged (both)."""
+    """Where a run stands; all is None after it diverged.
+
+    Attributes:
+        train_loss: mean over the windows since the last evaluation, those without a target left out; None where there
+            was none.
+    """
 
     samples: int
     steps: int
@@ -127,18 +131,18 @@ class Trainer:
         """Deterministic; a run that diverges is evaluated no more."""
         model = self.bench.model()
         accumulator = self.accumulator(model, arm)
-        remaining = windows(self.micro_batches, arm.plan.accum_steps)
+        remaining = enumerate(windows(self.micro_batches, arm.plan.accum_steps))
         evaluations = [self.evaluate(model, samples=0, steps=0)]
         for before, samples in pairwise(self.points):
             steps = (samples - before) // arm.plan.effective_batch
             noise = NoiseScale()
             accumulator.observer = noise if self.observes(arm) else None
-            losses = list(finite_losses(accumulator, islice(remaining, steps)))
+            losses = list(self.finite_losses(accumulator, arm, islice(remaining, steps)))
             if len(losses) < steps:
                 diverged = evaluations[-1].steps + len(losses) + 1
                 return Run((*evaluations, *self.lost(arm, after=before)), diverged)
             evaluation = self.evaluate(model, samples=samples, steps=samples // arm.plan.effective_batch)
-            evaluations.append(replace(evaluation, train_loss=fmean(losses), noise=tuple(noise.windows())))
+            evaluations.append(replace(evaluation, train_loss=mean_of(losses), noise=tuple(noise.windows())))
         return Run(tuple(evaluations), None)
 
     def observes(self, arm: Arm) -> bool:
@@ -147,14 +151,24 @@ class Trainer:
 
     def accumulator(self, model: nn.Module, arm: Arm) -> Accumulator:
         optimizer = make_optimizer(model, arm.settings)
-        factor = partial(lr_factor, arm, self.points[-1])
-        return Accumulator(
-            model,
-            optimizer,
-            self.bench.workload.objective,
-            scheduler=LambdaLR(optimizer, factor),
-            clip_norm=arm.settings.clip_norm,
-        )
+        return Accumulator(model, optimizer, self.bench.workload.objective, clip_norm=arm.settings.clip_norm)
+
+    def finite_losses(
+        self, accumulator: Accumulator, arm: Arm, these: Iterator[tuple[int, Sequence[Batch]]]
+    ) -> Iterator[float | None]:
+        """The loss of each window, None where it has no target, up to the first that is not finite.
+
+        The learning rate follows the samples seen, not the steps applied, of which a window without targets is none:
+        arms would not decay together.
+        """
+        for number, window in these:
+            for group in accumulator.optimizer.param_groups:
+                group["lr"] = arm.settings.lr * lr_factor(arm, self.points[-1], number)
+            step = accumulator.step(window)
+            loss = float(step.loss) if step.applied else None
+            if loss is not None and not math.isfinite(loss):
+                return
+            yield loss
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, *, samples: int, steps: int) -> Evaluation:
@@ -188,16 +202,13 @@ def mean_loss(objective: Objective, model: nn.Module, batches: Sequence[Batch]) 
 
 
 def lr_factor(arm: Arm, all_samples: int, steps: int) -> float:
-    """After so many applied steps."""
+    """After so many windows."""
     samples = steps * arm.plan.effective_batch
     risen = warm_up(samples, over=arm.warmup_samples, start=arm.warmup_start)
     return risen * decayed(samples, over=all_samples, decay=arm.decay)
 
 
-def finite_losses(accumulator: Accumulator, these: Iterator[Sequence[Batch]]) -> Iterator[float]:
-    """The loss of each window, up to the first that is not finite."""
-    for window in these:
-        loss = float(accumulator.step(window).loss)
-        if not math.isfinite(loss):
-            return
-        yield loss
+def mean_of(losses: Iterable[float | None]) -> float | None:
+    """Of those that are there; None where none is."""
+    known = [loss for loss in losses if loss is not None]
+    return fmean(known) if known else None

@@ -98,14 +98,14 @@ class Losses:
         self.counts: list[Sequence[float]] = []
 
     def divided(self, model: nn.Module, batch: Batch, totals: Sequence[float]) -> Tensor:
-        """The loss sum of each term over its total, by its weight."""
+        """The loss sum of each term over its total, by its weight; without targets 0, as the engine has it."""
         sums = self.objective.loss_sums(model, batch)
         counts = self.objective.totals([batch])
         self.sums += [loss.detach() if count else loss.new_zeros(()) for loss, count in zip(sums, counts, strict=True)]
         self.counts.append(counts)
         weights = self.objective.terms.values()
         parts = [loss * (weight / total) for loss, weight, total in zip(sums, weights, totals, strict=True) if total]
-        return torch.stack(parts).sum()
+        return torch.stack(parts).sum() if parts else torch.zeros((), requires_grad=True)
 
     def mean(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.divided(model, batch, self.objective.totals([batch]))

@@ -71,6 +71,13 @@ def predict(bench: Bench, window: Window, *, device: str | None = None) -> Peak:
         ) from error
 
 
+def gradient_bytes(bench: Bench) -> int:
+    """Of one gradient: what is frozen, and buffers, have none."""
+    with FakeTensorMode():
+        parameters = [each for each in bench.workload.make_model().parameters() if each.requires_grad]
+        return sum(each.numel() * each.element_size() for each in parameters)
+
+
 def observe(setup: Setup, window: Window) -> Seen:
     """The same window for real; call it in a process of its own, whose peak is then the window's."""
     bench = Bench.prepare(setup)

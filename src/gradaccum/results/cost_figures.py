@@ -56,7 +56,7 @@ def throughput(curve: Curve, tables: Tables) -> Figure:
     _plain_log(time, time.yaxis)
     rows = tables["frontier"]
     micro = _numbers(rows, "micro_batch")
-    _with_interval(frontier, micro, *_medians_and_ends(rows), label="median, 95 % interval")
+    _with_interval(frontier, micro, _medians_and_ends(rows), label="median, 95 % interval")
     log2(frontier, map(int, micro))
     whole = int(_numbers(rows, "effective_batch")[0])
     frontier.set(ylabel="ms per optimizer step", title=f"{whole} samples a step, cut finer and finer")
@@ -69,19 +69,18 @@ def throughput(curve: Curve, tables: Tables) -> Figure:
 def _curve(rate: Axes, time: Axes, points: Sequence[Point]) -> None:
     """Points with their intervals over the fitted line, as time and as samples per second."""
     x, fitted = column(points, "effective_batch"), column(points, "fitted_step_ms")
-    medians, low, high = _medians_and_ends(points)
+    medians, low, high = times = _medians_and_ends(points)
     time.plot(x, fitted, color="0.5", label="fit: N x t_micro + t_step")
-    _with_interval(time, x, medians, low, high, label="median, 95 % interval", linestyle="none")
+    _with_interval(time, x, times, label="median, 95 % interval", linestyle="none")
     asymptote = 1000 * x[-1] / fitted[-1] / (1 - points[-1]["step_share"])
     rate.axhspan(0.95 * asymptote, asymptote, color="0.88", label=f"within 5 % of the asymptote, {grouped(asymptote)}")
     rate.plot(x, 1000 * np.divide(x, fitted), color="0.5", label="fit")
     ends = [1000 * np.divide(x, each) for each in (medians, high, low)]
-    _with_interval(rate, x, *ends, label="median, 95 % interval", linestyle="none")
+    _with_interval(rate, x, ends, label="median, 95 % interval", linestyle="none")
 
 
-def memory(curve: Curve, tables: Tables) -> Figure:
+def memory(curve: Curve) -> Figure:
     """What the peak is made of at the largest N, by micro-batch; predicted and seen peaks against N."""
-    del tables
     figure, (kinds, peaks) = new_axes(2)
     figure.set_size_inches(14, 4)
     _kinds(kinds, curve)
@@ -121,9 +120,8 @@ def _kinds(axes: Axes, curve: Curve) -> None:
     axes.set(ylabel="% of the peak", ylim=(0, 100), title=f"What memory is for, N={most}")
 
 
-def plan(curve: Curve, tables: Tables) -> Figure:
+def plan(curve: Curve) -> Figure:
     """Every way to reach the target: step time against memory, or memory alone where no times were measured."""
-    del tables
     figure, (axes,) = new_axes(1)
     figure.set_size_inches(7, 4.5)
     timed = curve.points[0]["predicted_step_ms"] is not None
@@ -158,6 +156,46 @@ def _ways(axes: Axes, points: Sequence[Point], height: str) -> None:
             axes.plot(_mib(column(some, "predicted_bytes")), column(some, height), linestyle="", label=label, **style)
 
 
+def distributed(curve: Curve) -> Figure:
+    """Bytes reduced in a window, and the step time, against N, for every way over ranks."""
+    figure, (traffic, time) = new_axes(2)
+    series = {name: [each for each in points if "median_step_ms" in each] for name, points in curve.series().items()}
+    series = {name: timed for name, timed in series.items() if timed}
+    strategies = list(dict.fromkeys(name.partition("/")[0] for name in series))
+    for name, timed in series.items():
+        style = _style_of_way(name, strategies)
+        steps = column(timed, "accum_steps")
+        traffic.plot(steps, [value / 1000 for value in column(timed, "reduced_bytes")], label=name, **style)
+        time.plot(steps, column(timed, "median_step_ms"), label=name, **style)
+        reach = [(each["step_ms_low"], each["step_ms_high"]) for each in timed if each["step_ms_low"] is not None]
+        if len(reach) == len(steps):
+            time.vlines(steps, *zip(*reach, strict=True), color=style["color"], linewidth=1)
+    for axes in (traffic, time):
+        log2(axes, [point["accum_steps"] for points in series.values() for point in points])
+        axes.set_yscale("log")
+    traffic.set(ylabel="kB of gradients reduced a window", title="Synced last: the same, whatever N")
+    time.set(ylabel="ms per optimizer step (bar: 95 %)", title="Step time over ranks")
+    finish(figure, (traffic, time), "accumulation steps N")
+    traffic.legend([], frameon=False)
+    time.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), labelspacing=1.2)
+    return figure
+
+
+_SYNC_STYLES: Mapping[str, Mapping[str, str]] = {
+    "last": {"color": "C0", "marker": "o", "linestyle": "-"},
+    "every": {"color": "C3", "marker": "x", "linestyle": "-"},
+    "gathered": {"color": "C2", "marker": "^", "linestyle": "--"},
+}
+
+
+def _style_of_way(name: str, strategies: Sequence[str]) -> dict[str, Any]:
+    """Ways often coincide, so all show through: a way to sync has colour and marker, the first strategy wide lines."""
+    strategy, _, sync = name.partition("/")
+    wide = strategies.index(strategy) == 0
+    width = {"linewidth": 6, "markersize": 13, "alpha": 0.35} if wide else {"linewidth": 1.5, "markersize": 7}
+    return {**_SYNC_STYLES[sync], **width, "fillstyle": "none"}
+
+
 def _plain_log(axes: Axes, axis: Axis) -> None:
     """A logarithmic axis whose ticks are 1, 2, 5, 10 ..., written as people write numbers."""
     (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
@@ -175,7 +213,8 @@ def _medians_and_ends(rows: Iterable[Row]) -> tuple[list[float], ...]:
     return tuple(_numbers(rows, key) for key in ("median_step_ms", "step_ms_low", "step_ms_high"))
 
 
-def _with_interval(axes: Axes, x: Any, middle: Any, low: Any, high: Any, **style: Any) -> None:
+def _with_interval(axes: Axes, x: Any, middle_and_ends: Sequence[Any], **style: Any) -> None:
+    middle, low, high = middle_and_ends
     below, above = np.subtract(middle, low), np.subtract(high, middle)
     axes.errorbar(x, middle, yerr=[np.maximum(below, 0), np.maximum(above, 0)], marker="o", ms=5, capsize=4, **style)
 

@@ -42,9 +42,8 @@ VARIANTS: Mapping[
 }
 
 
-def equivalence(curve: Curve, tables: Tables) -> Figure:
+def equivalence(curve: Curve) -> Figure:
     """Gradient differences to the full batch, in float64 and float32; 0 is exact."""
-    del tables
     figure, (sharp, single) = new_axes(2)
     _differences(sharp, curve, "grad_rel_diff_float64", exact=1e-17)
     _differences(single, curve, "max_grad_diff", exact=1e-10)

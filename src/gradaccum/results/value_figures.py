@@ -73,15 +73,13 @@ def noise_scale(curve: Curve, tables: Tables) -> Figure:
     return figure
 
 
-def linear_scaling(curve: Curve, tables: Tables) -> Figure:
+def linear_scaling(curve: Curve) -> Figure:
     """Goyal et al. 2017: loss on equal samples with each way to set the learning rate."""
-    del tables
     return _rules(curve, "linear", "Linear scaling of the learning rate (SGD)")
 
 
-def half_life(curve: Curve, tables: Tables) -> Figure:
+def half_life(curve: Curve) -> Figure:
     """Marek et al. 2025: loss on equal samples with AdamW's second beta fixed, and with its half-life fixed."""
-    del tables
     return _rules(curve, "half_life", "AdamW's second moment at small batches")
 
 

@@ -50,14 +50,14 @@ def _postgres(binaries: Path, data: Path, socket: str) -> Iterator[None]:
         command = tethered(_FAST_SHUTDOWN, command)
         server = subprocess.Popen(command, user=_user(), stdout=output, stderr=output, start_new_session=True)
         try:
-            _create_database(binaries, socket, server, data.parent / "postgres.log")
+            _create_database(binaries, socket, server, log=data.parent / "postgres.log")
             yield
         finally:
             server.send_signal(_FAST_SHUTDOWN)
             server.wait(timeout=30)
 
 
-def _create_database(binaries: Path, socket: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def _create_database(binaries: Path, socket: str, server: subprocess.Popen[bytes], *, log: Path) -> None:
     at = ["-h", socket, "-U", _SERVICE_USER]
     for _ in range(300):
         if _run(binaries / "pg_isready", "-q", *at, check=False) == 0:
