@@ -10,7 +10,7 @@ from gradaccum.config import section, shared
 from gradaccum.engine.accumulator import Accumulator
 from gradaccum.engine.batching import Batch
 from gradaccum.errors import ConfigError
-from gradaccum.measurements import sweep, timing
+from gradaccum.measurements import points, sweep, timing
 from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config, measure
 from gradaccum.results.outcome import Outcome
@@ -161,7 +161,7 @@ def test_what_speaks_against_relying_on_the_times_is_said(setup: Setup, monkeypa
         return timing.TimedStep(accumulator.step(window), 3.0 if len(window) == 2 else 0.2 * len(window) + 0.5)
 
     monkeypatch.setattr(timing.Timer, "timed", noisy)
-    monkeypatch.setattr(timing, "BUSY", 2.0)  # so that no visit had enough of a CPU
+    monkeypatch.setattr(points, "BUSY", 2.0)  # so that no visit had enough of a CPU
     monkeypatch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device: 1.0)
     said = measure(config(accum_steps=[1, 2, 3, 5]), setup).findings[4:]
     assert [sentence.split()[0] for sentence in said] == ["The", "Residuals", "Over"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -76,8 +76,7 @@ class ArmResult:
         known = [samples for samples in reached if samples is not None]
         if len(known) < len(reached):
             return None
-        interval = mean_interval(known)
-        return replace(interval, low=max(0.0, interval.low))
+        return mean_interval(known).at_least(0.0)
 
     @cached_property
     def learning(self) -> list[Stand]:
