@@ -1,18 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from gradaccum.config import read_params
 from gradaccum.results import sentences
 from gradaccum.results.claims import Claim, claims
 from tests.results.made_up_metrics import EFFICIENCY, SCALING, by_quarter
 
 
-def judged(paper: str, **changes: Any) -> Claim:
-    (found,) = (
-        claim for claim in claims({**EFFICIENCY, **changes}, {**SCALING, **changes}) if claim.paper.startswith(paper)
-    )
+def judged(paper: str, *, arms: Sequence[int] = (4, 8, 16, 32, 64, 128, 256), **changes: Any) -> Claim:
+    every = claims({**EFFICIENCY, **changes}, {**SCALING, **changes}, arms)
+    (found,) = (claim for claim in every if claim.paper.startswith(paper))
     return found
 
 
@@ -54,11 +55,17 @@ def test_linear_scaling_cannot_be_told_from_a_base_that_failed() -> None:
 @pytest.mark.parametrize(
     ("bend", "failed", "verdict", "told"),
     [
-        (256, 0, "holds", "256 is 8.5 times the middle of these, 30."),
-        (4096, 0, "not shown", "times the middle of these"),
-        (2, 0, "not shown", "2 is 0.067 times the middle"),
-        (256, 1, "cannot tell", "It was the learning rate that was too large there"),
-        (None, 0, "cannot tell", "No arm was large enough to lose quality."),
+        (64, 0, "holds", "64 is 2.1 times the middle of these, 30."),
+        (16, 0, "holds", "16 is 0.53 times the middle of these, 30."),
+        (128, 0, "not shown", "128 is 4.3 times the middle of these, 30."),
+        (8, 0, "not shown", "8 is 0.27 times the middle of these, 30."),
+        (64, 1, "cannot tell", "It was the learning rate that was too large there"),
+        (
+            None,
+            0,
+            "not shown",
+            "Quality would be lost from 10 to 90, within 3 times the middle of these; 256 lies beyond",
+        ),
     ],
 )
 def test_the_bend_is_compared_with_the_middle_of_a_noise_scale_that_drifts(
@@ -69,6 +76,36 @@ def test_the_bend_is_compared_with_the_middle_of_a_noise_scale_that_drifts(
     assert found.verdict == verdict
     assert told in found.here
     assert "it drifts" in found.here
+
+
+@pytest.mark.parametrize(
+    ("arms", "bend", "verdict", "told"),
+    [
+        ((4, 16, 64), 64, "cannot tell", "but so is every arm that could lose quality, from 10 to 90"),
+        ((4, 16, 64), 16, "cannot tell", "but so is every arm that could lose quality"),
+        ((4, 16, 64), None, "cannot tell", "No arm was large enough to lose quality: the largest lies below 90."),
+        ((64, 16, 8, 4), 64, "holds", "64 is 2.1 times"),
+        ((4, 16, 128), 16, "holds", "16 is 0.53 times"),
+        ((4, 16, 128), None, "not shown", "128 lies beyond, and lost none."),
+    ],
+)
+def test_only_arms_that_could_have_lost_quality_elsewhere_show_where_the_bend_is(
+    arms: Sequence[int], bend: int | None, *, verdict: str, told: str
+) -> None:
+    found = judged("McCandlish", arms=arms, worse_from_effective_batch=bend)
+    assert found.verdict == verdict
+    assert told in found.here
+
+
+@pytest.mark.parametrize("times", [1, 2, 4, 8, 16, 32])
+def test_with_the_arms_of_params_the_bend_can_hold_and_can_fail_whatever_the_noise_scale(times: int) -> None:
+    efficiency = read_params()["efficiency"]
+    arms = [efficiency["micro_batch"] * steps for steps in efficiency["accum_steps"]]
+    scale = by_quarter([(8.0 * times, 7.0 * times, 9.0 * times)] * 4)
+    verdicts = {
+        judged("McCandlish", arms=arms, **scale, worse_from_effective_batch=bend).verdict for bend in [*arms[1:], None]
+    }
+    assert {"holds", "not shown"} <= verdicts
 
 
 @pytest.mark.parametrize(

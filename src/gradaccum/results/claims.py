@@ -12,7 +12,8 @@ from gradaccum.results.curve import Curve, Point
 
 Metrics = Mapping[str, Any]
 
-ORDER_OF_MAGNITUDE = 10
+NEAR = 3
+"""A bend within this factor of the noise scale is of its order; ten would hold whatever arms a sweep usually has."""
 
 DECIDES = """\
 ## What each arm was compared with
@@ -36,8 +37,9 @@ class Claim:
     figure: str
 
 
-def claims(efficiency: Metrics, scaling: Metrics) -> list[Claim]:
-    return [_linear_scaling(scaling), _noise_scale(efficiency), _half_life(scaling)]
+def claims(efficiency: Metrics, scaling: Metrics, arms: Sequence[int]) -> list[Claim]:
+    """From both stages' `metrics.json`, and the effective batches of the efficiency stage's arms."""
+    return [_linear_scaling(scaling), _noise_scale(efficiency, arms), _half_life(scaling)]
 
 
 def page(all_claims: list[Claim], efficiency: Curve, scaling: Curve) -> str:
@@ -82,8 +84,8 @@ def _linear_verdict(scaling: Metrics) -> tuple[str, str]:
     return "not shown", " Scaling with warm-up carried it no further than the other ways: this size does not show it."
 
 
-def _noise_scale(efficiency: Metrics) -> Claim:
-    here, verdict = _bend(efficiency)
+def _noise_scale(efficiency: Metrics, arms: Sequence[int]) -> Claim:
+    here, verdict = _bend(efficiency, arms)
     return Claim(
         paper="McCandlish et al. 2018, arXiv 1812.06162",
         says="The loss reached on equal samples bends at a batch of the order of the gradient noise scale.",
@@ -93,7 +95,7 @@ def _noise_scale(efficiency: Metrics) -> Claim:
     )
 
 
-def _bend(efficiency: Metrics) -> tuple[str, str]:
+def _bend(efficiency: Metrics, arms: Sequence[int]) -> tuple[str, str]:
     noise, bend = sentences.noise_scale(efficiency), efficiency["worse_from_effective_batch"]
     nothing = sentences.nothing_to_compare(efficiency)
     if nothing:
@@ -101,16 +103,28 @@ def _bend(efficiency: Metrics) -> tuple[str, str]:
     if noise is None:
         return f"{sentences.quality(efficiency)} No noise scale could be told.", "cannot tell"
     told = f"{sentences.quality(efficiency)} {noise}"
-    if bend is None:
-        return f"{told} No arm was large enough to lose quality.", "cannot tell"
     if efficiency["worse_from_failed_runs"]:
         return f"{told} It was the learning rate that was too large there, whatever the noise.", "cannot tell"
     middle = sentences.middle(efficiency)
     if middle is None or not math.isfinite(middle):
         return f"{told} In half of training no gradient stands out of the noise.", "cannot tell"
-    times = bend / middle
-    near = 1 / ORDER_OF_MAGNITUDE <= times <= ORDER_OF_MAGNITUDE
-    return f"{told} {bend} is {times:.2g} times the middle of these, {middle:.3g}.", "holds" if near else "not shown"
+    return _near(bend, middle, sorted(arms), told)
+
+
+def _near(bend: int | None, middle: float, arms: Sequence[int], told: str) -> tuple[str, str]:
+    """Whether quality is first lost near the noise scale: shown only by arms that could have lost it elsewhere."""
+    low, high = middle / NEAR, middle * NEAR
+    order = f"from {low:.3g} to {high:.3g}, within {NEAR} times the middle of these"
+    if bend is None and arms[-1] <= high:
+        return f"{told} No arm was large enough to lose quality: the largest lies below {high:.3g}.", "cannot tell"
+    if bend is None:
+        return f"{told} Quality would be lost {order}; {arms[-1]} lies beyond, and lost none.", "not shown"
+    times = f"{told} {bend} is {bend / middle:.2g} times the middle of these, {middle:.3g}"
+    if not low <= bend <= high:
+        return f"{times}.", "not shown"
+    if all(low <= arm <= high for arm in arms[1:]):
+        return f"{times}, but so is every arm that could lose quality, {order}.", "cannot tell"
+    return f"{times}.", "holds"
 
 
 def _half_life(scaling: Metrics) -> Claim:

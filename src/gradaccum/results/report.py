@@ -72,7 +72,11 @@ def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
         write_text(
             root / "report" / "claims.md",
             page(
-                claims(measured.metrics["efficiency"], measured.metrics["scaling"]),
+                claims(
+                    measured.metrics["efficiency"],
+                    measured.metrics["scaling"],
+                    [point["effective_batch"] for point in measured.curves["efficiency"].points],
+                ),
                 measured.curves["efficiency"],
                 measured.curves["scaling"],
             ),
