@@ -8,7 +8,9 @@ import pytest
 from gradaccum.config import read_params
 from gradaccum.results import sentences
 from gradaccum.results.claims import Claim, claims
-from tests.results.made_up_metrics import EFFICIENCY, SCALING, by_quarter
+from tests.results.made_up_metrics import EFFICIENCY, SCALING, against, by_quarter
+
+WORSE, EITHER, BETTER = (0.2, 0.1, 0.3), (0.05, -0.1, 0.2), (-0.2, -0.3, -0.1)
 
 
 def judged(paper: str, *, arms: Sequence[int] = (4, 8, 16, 32, 64, 128, 256), **changes: Any) -> Claim:
@@ -18,32 +20,33 @@ def judged(paper: str, *, arms: Sequence[int] = (4, 8, 16, 32, 64, 128, 256), **
 
 
 @pytest.mark.parametrize(
-    ("unscaled", "no_warm_up", "warm_up", "verdict", "remark"),
+    ("warm_up", "no_warm_up", "unscaled", "verdict", "remark"),
     [
-        (1, 2, 4, "holds", "unscaled, at no larger batch tried."),
-        (
-            1,
-            4,
-            4,
-            "in part",
-            "Warm-up carried it no further than none, so this size does not show what warm-up is for.",
-        ),
-        (1, 6, 4, "in part", "Warm-up carried it no further than none"),
-        (4, 2, 4, "in part", "Warm-up helps, but scaling carried it no further than the learning rate unscaled."),
-        (6, 2, 4, "in part", "Warm-up helps, but scaling"),
-        (4, 4, 4, "not shown", "no further than the other ways: this size does not show it."),
-        (4, 4, 2, "not shown", "no further than the other ways"),
-        (1, 1, 1, "not shown", "no further than the other ways"),
+        (EITHER, WORSE, WORSE, "holds", ""),
+        (BETTER, WORSE, WORSE, "holds", ""),
+        (EITHER, EITHER, WORSE, "in part", " This size does not show that warm-up helps."),
+        (EITHER, BETTER, WORSE, "in part", " This size does not show that warm-up helps."),
+        (EITHER, WORSE, EITHER, "in part", " This size does not show that scaling helps."),
+        (WORSE, WORSE, WORSE, "in part", " This size does not show that the small batch's result is kept."),
+        (EITHER, EITHER, EITHER, "not shown", " This size does not show that scaling helps, nor that warm-up helps."),
+        (WORSE, BETTER, BETTER, "not shown", " is kept, nor that scaling helps, nor that warm-up helps."),
     ],
 )
-def test_linear_scaling_is_judged_by_how_far_each_way_reaches(
-    unscaled: int, no_warm_up: int, warm_up: int, *, verdict: str, remark: str
+def test_linear_scaling_is_judged_by_the_differences_between_its_ways(
+    warm_up: Any, no_warm_up: Any, *, unscaled: Any, verdict: str, remark: str
 ) -> None:
-    reach = {"unscaled": unscaled, "no_warm_up": no_warm_up, "warm_up": warm_up}
-    found = judged("Goyal", **{f"linear/{name}/holds_up_to_times": float(times) for name, times in reach.items()})
+    ways = {"warm_up": warm_up, "no_warm_up": no_warm_up, "unscaled": unscaled}
+    changes = {key: value for name, above in ways.items() for key, value in against(f"linear/{name}", above).items()}
+    found = judged("Goyal", **changes)
     assert found.verdict == verdict
-    assert remark in found.here
-    assert ("does not show" in found.here) is (warm_up <= no_warm_up)
+    assert found.here.endswith(remark)
+    assert ("does not show" in found.here) is bool(remark)
+
+
+def test_linear_scaling_that_fails_after_its_warm_up_is_not_shown_by_arms_that_did_not_fail() -> None:
+    found = judged("Goyal", **against("linear/warm_up", EITHER, failed=1))
+    assert found.verdict == "not shown"
+    assert "with warm-up it failed with 1 of 3 seeds" in found.here
 
 
 def test_linear_scaling_cannot_be_told_from_a_base_that_failed() -> None:
@@ -124,24 +127,25 @@ def test_no_noise_scale_is_no_evidence(changes: dict[str, Any], told: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("holds", "fixed_is_worse", "kept_failed", "base_failed", "verdict"),
+    ("kept", "fixed", "verdict"),
     [
-        (True, True, 0, 0, "holds"),
-        (False, True, 0, 0, "in part"),
-        (False, False, 0, 0, "not shown"),
-        (False, True, 1, 0, "not shown"),
-        (True, True, 0, 1, "cannot tell"),
+        (EITHER, WORSE, "holds"),
+        (BETTER, WORSE, "holds"),
+        (WORSE, WORSE, "in part"),
+        (EITHER, EITHER, "not shown"),
+        (WORSE, EITHER, "not shown"),
     ],
 )
-def test_half_life_is_judged_by_both_of_its_differences(
-    holds: bool, fixed_is_worse: bool, kept_failed: int, *, base_failed: int, verdict: str
-) -> None:
-    changes = {
-        "half_life/holds": holds,
-        "half_life/fixed_is_worse": fixed_is_worse,
-        "half_life/kept_failed_runs": kept_failed,
-        "half_life/base_failed_runs": base_failed,
-    }
+def test_half_life_is_judged_by_both_of_its_differences(kept: Any, fixed: Any, verdict: str) -> None:
+    changes = against("half_life/kept", kept) | against("half_life/fixed", fixed)
     found = judged("Marek", **changes)
     assert found.verdict == verdict
     assert found.here == sentences.half_life({**SCALING, **changes})
+
+
+@pytest.mark.parametrize(("failed", "verdict"), [("kept", "not shown"), ("fixed", "holds"), ("base", "cannot tell")])
+def test_arms_that_failed_show_no_rule(failed: str, verdict: str) -> None:
+    changes = (
+        {"half_life/base_failed_runs": 1} if failed == "base" else against(f"half_life/{failed}", EITHER, failed=1)
+    )
+    assert judged("Marek", **changes).verdict == verdict

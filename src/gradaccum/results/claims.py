@@ -22,9 +22,6 @@ Validation loss at the end, on equal samples: mean over the seeds, with its 95 %
 what decides is not whether two such intervals meet, but whether that of the differences, seed by seed, excludes 0.
 """
 
-RULE = {"linear": "warm_up", "half_life": "half_life"}
-"""Of each trial, the arms that do as the paper says."""
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -69,19 +66,21 @@ def _linear_scaling(scaling: Metrics) -> Claim:
 
 
 def _linear_verdict(scaling: Metrics) -> tuple[str, str]:
-    """The claim has two halves: scaled reaches further than unscaled, and further with warm-up than without."""
+    """The claim's parts, each by the difference that decides it: scaled keeps the result, and both halves help."""
     if scaling["linear/base_failed_runs"]:
         return "cannot tell", ""
-    unscaled, abrupt, warm = (
-        scaling[f"linear/{name}/holds_up_to_times"] for name in ("unscaled", "no_warm_up", "warm_up")
-    )
-    if warm > unscaled and warm > abrupt:
+    if scaling["linear/warm_up_failed_runs"]:
+        return "not shown", ""
+    seen = {
+        "that the small batch's result is kept": not scaling["linear/warm_up_is_worse"],
+        "that scaling helps": scaling["linear/unscaled_is_worse"],
+        "that warm-up helps": scaling["linear/no_warm_up_is_worse"],
+    }
+    unseen = [part for part, shown in seen.items() if not shown]
+    if not unseen:
         return "holds", ""
-    if warm > unscaled:
-        return "in part", " Warm-up carried it no further than none, so this size does not show what warm-up is for."
-    if warm > abrupt:
-        return "in part", " Warm-up helps, but scaling carried it no further than the learning rate unscaled."
-    return "not shown", " Scaling with warm-up carried it no further than the other ways: this size does not show it."
+    helped = scaling["linear/unscaled_is_worse"] or scaling["linear/no_warm_up_is_worse"]
+    return "in part" if helped else "not shown", f" This size does not show {', nor '.join(unseen)}."
 
 
 def _noise_scale(efficiency: Metrics, arms: Sequence[int]) -> Claim:
@@ -142,14 +141,13 @@ def _half_life_verdict(scaling: Metrics) -> str:
     """As good as the large batch, and better than with beta2 fixed; the second alone is a part of it."""
     if scaling["half_life/base_failed_runs"]:
         return "cannot tell"
-    if scaling["half_life/holds"]:
-        return "holds"
-    helped = scaling["half_life/fixed_is_worse"] and not scaling["half_life/kept_failed_runs"]
-    return "in part" if helped else "not shown"
+    if scaling["half_life/kept_failed_runs"] or not scaling["half_life/fixed_is_worse"]:
+        return "not shown"
+    return "in part" if scaling["half_life/kept_is_worse"] else "holds"
 
 
 def _arms(efficiency: Curve, scaling: Curve) -> Iterator[str]:
-    for trial, rule in RULE.items():
+    for trial, rule in sentences.RULE.items():
         lines = {name: points for name, points in scaling.series().items() if name.startswith(f"{trial}/")}
         every = [point for points in lines.values() for point in points]
         bases = [point for point in every if point["effective_batch"] == point["departs_from"]]

@@ -13,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradaccum.results.canvas import column, finish_with_one_legend, log2, new_axes
-from gradaccum.results.claims import RULE
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Row, Table
-from gradaccum.results.sentences import QUARTERS
+from gradaccum.results.sentences import QUARTERS, RULE
 from gradaccum.results.sentences import middle as noise_middle
 from gradaccum.results.worth import TARGETS, targets
 
