@@ -28,13 +28,13 @@ def against(arm: str, above: Sequence[float], *, failed: int = 0) -> dict[str, A
 
 
 EFFICIENCY: dict[str, Any] = {
-    "best_effective_batch": 16,
-    **between("best_validation_loss", (0.2, 0.18, 0.22)),
+    "reference_effective_batch": 16,
+    **between("reference_validation_loss", (0.2, 0.18, 0.22)),
     **between("validation_loss_before", (2.3, 2.2, 2.4)),
     "worth_it_up_to_effective_batch": 128,
-    **between("worth_it_loss_above_best", (0.005, -0.01, 0.02)),
+    **between("worth_it_loss_above_reference", (0.005, -0.01, 0.02)),
     "worse_from_effective_batch": 256,
-    **between("worse_from_loss_above_best", (0.2, 0.1, 0.3)),
+    **between("worse_from_loss_above_reference", (0.2, 0.1, 0.3)),
     "worse_from_failed_runs": 0,
     "target_loss": 0.2,
     "common_target_loss": 0.4,
@@ -66,7 +66,7 @@ ARM: dict[str, Any] = {
     "beta2": None,
     **between("validation_loss", (0.5, 0.4, 0.6)),
     "validation_accuracy": 0.9,
-    **between("loss_above_best", (0.02, -0.01, 0.05)),
+    **between("loss_above_reference", (0.02, -0.01, 0.05)),
     **by_quarter([(30.0, 20.0, None)] * 4),
     **between("samples_to_target", (40.0, 30.0, 50.0)),
     **between("samples_to_common_target", (20.0, 10.0, 30.0)),

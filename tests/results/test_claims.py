@@ -116,8 +116,8 @@ def test_with_the_arms_of_params_the_bend_can_hold_and_can_fail_whatever_the_noi
     [
         (by_quarter([(None, None, None)] * 4), "No noise scale could be told."),
         (by_quarter([(30.0, 20.0, 45.0), *[(None, 20.0, None)] * 3]), "In half of training no gradient stands out"),
-        ({"best_validation_loss": None}, "Every arm failed with some seed"),
-        ({"best_validation_loss": 2.29}, "Training hardly moved"),
+        ({"reference_validation_loss": None}, "Every arm failed with some seed"),
+        ({"reference_validation_loss": 2.29}, "Training hardly moved"),
     ],
 )
 def test_no_noise_scale_is_no_evidence(changes: dict[str, Any], told: str) -> None:

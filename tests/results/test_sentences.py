@@ -84,23 +84,24 @@ def test_a_base_that_failed_carries_nothing() -> None:
     assert said.startswith("Effective batch 16, from which linear scaling departs, failed with 1 of 3 seeds: lower")
 
 
-BEST = {"best_effective_batch": 128} | between("worth_it_loss_above_best", NONE)
+SMALLEST = {"reference_effective_batch": 128} | between("worth_it_loss_above_reference", NONE)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "could show: the loss there is not told apart from that of the best arm, 16 (-0.01 to +0.02), so"),
+        ({}, "could show: the loss there is not told apart from that at 16 (-0.01 to +0.02), so"),
         ({}, "(-0.01 to +0.02), so up to 10% more is possible. At 256 the loss"),
-        ({}, "At 256 the loss is 0.2 (0.1 to 0.3) above that of the best arm, 16."),
-        (between("worth_it_loss_above_best", BELOW), "the loss there is 0.2 (0.1 to 0.3) below that"),
-        (between("worth_it_loss_above_best", (-0.2, -0.3, 0.0)), "(-0.3 to +0). At 256"),
+        ({}, "At 256 the loss is 0.2 (0.1 to 0.3) above that at 16."),
+        (between("worth_it_loss_above_reference", BELOW), "the loss there is 0.2 (0.1 to 0.3) below that"),
+        (between("worth_it_loss_above_reference", (-0.2, -0.3, 0.0)), "(-0.3 to +0). At 256"),
         (
-            BEST,
-            "Up to effective batch 128 a larger batch costs no quality that 3 seeds could show: it is the best arm.",
+            SMALLEST,
+            "128 a larger batch costs no quality that 3 seeds could show: it is the smallest arm.",
         ),
         ({"worse_from_effective_batch": None}, "It is the largest measured, so larger ones may be worth it too."),
         ({"worse_from_failed_runs": 1}, "At 256, 1 of 3 seeds failed."),
+        ({}, "That is so at the learning rates set here: tuned at each batch, a larger one may keep its quality"),
     ],
 )
 def test_up_to_where_quality_lasts_is_told_with_how_sure_that_is(changes: dict[str, Any], said: str) -> None:
@@ -113,13 +114,13 @@ def test_up_to_where_quality_lasts_is_told_with_how_sure_that_is(changes: dict[s
         (None, "Every arm failed with some seed: diverged, or ended worse than it began. Lower efficiency.base_lr"),
         (
             2.29,
-            "Training hardly moved, in the best arm from validation loss 2.3 to 2.29, so there is nothing",
+            "Training hardly moved, in the smallest arm from validation loss 2.3 to 2.29, so there is nothing",
         ),
         (2.27, None),
     ],
 )
 def test_arms_that_did_not_train_say_nothing_of_effective_batches(loss: float | None, said: str | None) -> None:
-    found = sentences.nothing_to_compare(EFFICIENCY | {"best_validation_loss": loss})
+    found = sentences.nothing_to_compare(EFFICIENCY | {"reference_validation_loss": loss})
     assert (found is None) if said is None else (said in str(found))
 
 

@@ -121,7 +121,7 @@ def test_one_sentence_says_from_where_to_where(flat: int, good: int, told: str) 
 
 @pytest.mark.parametrize("loss", [None, 2.29])
 def test_arms_that_did_not_train_are_not_compared(loss: float | None) -> None:
-    metrics = {**EFFICIENCY, "best_validation_loss": loss}
+    metrics = {**EFFICIENCY, "reference_validation_loss": loss}
     of = curves([trained(1, 100.0)], [point(1, samples_per_sec=10.0)])
     assert list(said(of, efficiency=metrics)) == [nothing_to_compare(metrics)]
 

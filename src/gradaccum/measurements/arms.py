@@ -132,12 +132,6 @@ def is_worse(one: ArmResult, other: ArmResult) -> bool:
     return one.failed_runs > 0 or more is None or more.low > 0
 
 
-def best_of(results: Sequence[ArmResult]) -> ArmResult | None:
-    """The least mean loss at the end, of the arms that did not fail; None where all did."""
-    sound = [(interval.mean, result) for result in results if not result.failed_runs and (interval := ended(result))]
-    return min(sound, key=lambda pair: pair[0])[1] if sound else None
-
-
 def ended(result: ArmResult) -> Interval | None:
     return result.over_seeds(validation_loss)
 

@@ -154,7 +154,9 @@ def _arms(efficiency: Curve, scaling: Curve) -> Iterator[str]:
         base = f"the base, {bases[0]['effective_batch']}"
         columns = {f"minus that of {base}": "loss_above_base", f"minus that of {rule} there": "loss_above_rule"}
         yield from _table(trial, {"base": bases[:1]} | lines, columns, skip=bases)
-    yield from _table("efficiency", efficiency.series(), {"minus that of the best arm": "loss_above_best"}, skip=())
+    yield from _table(
+        "efficiency", efficiency.series(), {"minus that of the smallest arm": "loss_above_reference"}, skip=()
+    )
 
 
 def _table(title: str, lines: Mapping[str, Sequence[Point]], columns: Mapping[str, str], *, skip: Any) -> Iterator[str]:

@@ -136,7 +136,15 @@ def plan_table(curve: Curve) -> Table:
 
 def efficiency_table(curve: Curve) -> Table:
     """One row an arm."""
-    keys = ("effective_batch", "steps", "lr", "validation_loss", "loss_above_best", "validation_accuracy", *QUARTERS)
+    keys = (
+        "effective_batch",
+        "steps",
+        "lr",
+        "validation_loss",
+        "loss_above_reference",
+        "validation_accuracy",
+        *QUARTERS,
+    )
     return [{key: point[key] for key in keys} for point in main_series(curve)]
 
 

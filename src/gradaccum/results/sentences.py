@@ -22,6 +22,11 @@ no gradient stands out of the noise."""
 RULE = {"linear": "warm_up", "half_life": "half_life"}
 """Of each published rule's trial, the name of the arms that do as the paper says."""
 
+UNTUNED = (
+    "That is so at the learning rates set here: tuned at each batch, a larger one may keep its quality "
+    "(Shallue et al. 2019, arXiv 1811.03600)."
+)
+
 HARDLY = 0.01
 """The share by which a loss must have fallen for a run to tell anything."""
 
@@ -46,7 +51,7 @@ def missed(difference: Interval, loss: float) -> str:
 
 def nothing_to_compare(metrics: Metrics) -> str | None:
     """Why the arms say nothing about effective batches; None where they do."""
-    loss, before = metrics["best_validation_loss"], metrics["validation_loss_before"]
+    loss, before = metrics["reference_validation_loss"], metrics["validation_loss_before"]
     if loss is None:
         return (
             "Every arm failed with some seed: diverged, or ended worse than it began. Lower efficiency.base_lr, unless "
@@ -54,7 +59,7 @@ def nothing_to_compare(metrics: Metrics) -> str | None:
         )
     if before - loss < HARDLY * abs(before):
         return (
-            f"Training hardly moved, in the best arm from validation loss {before:.4g} to {loss:.4g}, so there is "
+            f"Training hardly moved, in the smallest arm from validation loss {before:.4g} to {loss:.4g}, so there is "
             "nothing to compare yet. Raise efficiency.samples or efficiency.base_lr."
         )
     return None
@@ -67,20 +72,27 @@ def quality(metrics: Metrics) -> str:
         metrics["worse_from_effective_batch"],
         metrics["seeds"],
     )
-    best = f"that of the best arm, {metrics['best_effective_batch']}"
-    at_good = Interval.of(metrics, "worth_it_loss_above_best")
+    reference = f"that at {metrics['reference_effective_batch']}"
+    at_good = Interval.of(metrics, "worth_it_loss_above_reference")
     first = f"Up to effective batch {good} a larger batch costs no quality that {seeds} seeds could show"
     if at_good is not None:
-        first += f": the loss there is {compared(at_good, best)}{missed(at_good, metrics['best_validation_loss'])}"
-    elif good == metrics["best_effective_batch"]:
-        first += ": it is the best arm"
+        first += (
+            f": the loss there is {compared(at_good, reference)}{missed(at_good, metrics['reference_validation_loss'])}"
+        )
+    elif good == metrics["reference_effective_batch"]:
+        first += ": it is the smallest arm"
     if bad is None:
         return f"{first}. It is the largest measured, so larger ones may be worth it too."
-    if metrics["worse_from_failed_runs"]:
-        return f"{first}. At {bad}, {metrics['worse_from_failed_runs']} of {seeds} seeds failed."
-    at_bad = Interval.of(metrics, "worse_from_loss_above_best")
-    assert at_bad is not None, "an arm in which no seed failed has a loss"
-    return f"{first}. At {bad} the loss is {compared(at_bad, best)}."
+    return f"{first}. {_lost(metrics, reference)} {UNTUNED}"
+
+
+def _lost(metrics: Metrics, reference: str) -> str:
+    bad, failed = metrics["worse_from_effective_batch"], metrics["worse_from_failed_runs"]
+    if failed:
+        return f"At {bad}, {failed} of {metrics['seeds']} seeds failed."
+    above = Interval.of(metrics, "worse_from_loss_above_reference")
+    assert above is not None, "an arm in which no seed failed has a loss"
+    return f"At {bad} the loss is {compared(above, reference)}."
 
 
 def noise_scale(metrics: Metrics) -> str | None:
