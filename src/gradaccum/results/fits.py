@@ -11,6 +11,9 @@ from scipy.optimize import nnls
 
 from gradaccum.errors import GradaccumError
 
+FLAT = 0.05
+"""How near the asymptote counts as flat. A fit that misses a point by more cannot tell well where that is."""
+
 
 class FitError(GradaccumError, ValueError):
     """Points that the model cannot explain."""
@@ -41,9 +44,9 @@ class StepTimeFit:
         """What the curve approaches as `accum_steps` grows."""
         return 1000 * micro_batch / self.t_micro_ms
 
-    def flattens_at_accum_steps(self, within: float = 0.05) -> int:
-        """First `accum_steps` whose samples per second lie within that share of the asymptote."""
-        return max(1, math.ceil((1 - within) / within * self.t_step_ms / self.t_micro_ms - 1e-9))
+    def flattens_at_accum_steps(self) -> int:
+        """First `accum_steps` whose samples per second lie within `FLAT` of the asymptote."""
+        return max(1, math.ceil((1 - FLAT) / FLAT * self.t_step_ms / self.t_micro_ms - 1e-9))
 
 
 def fit_step_time(accum_steps: Sequence[int], step_ms: Sequence[float]) -> StepTimeFit:

@@ -92,7 +92,7 @@ def _answer(efficiency: Metrics, throughput: Metrics, curve: Curve) -> str:
     cheaper = f"From effective batch {least} to {flat}{sure} larger is cheaper per sample"
     if flat <= least:
         cheaper = f"From effective batch {least} on a sample costs about the same"
-    at = f"micro-batches of {curve.points[0]['micro_batch']} and {curve.points[0]['series']}"
+    at = f"micro-batches of {curve.points[0]['micro_batch']} and {curve.points[0]['series']}, and fitted"
     quality = f"up to {good} it costs no quality that {efficiency['seeds']} seeds could show"
     return f"{cheaper} (timed with {at}), {quality}: {_choice(max(flat, least), good)}"
 
