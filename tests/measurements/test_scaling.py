@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import binom
 
 from gradaccum.engine.batching import BatchPlan
 from gradaccum.measurements.arms import ArmResult
@@ -41,6 +43,9 @@ def outcome() -> Outcome:
 
     config = Config(seeds=(1, 2, 3), decay="linear", linear=LinearScaling(**LINEAR), half_life=HalfLife(**HALF_LIFE))
     return measure(config, shared(read_params(), Setup))
+
+
+Ends = tuple[float | None, ...]
 
 
 def result(name: str, effective_batch: int, *ends: float | None) -> ArmResult:
@@ -87,47 +92,47 @@ def test_half_life_departs_from_the_largest_arm() -> None:
     assert [each.settings.lr for each in arms] == pytest.approx([1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4])
 
 
-def test_a_rule_holds_up_to_the_last_arm_before_one_that_is_worse() -> None:
-    base = result("base", 8, 0.10, 0.11, 0.12)
+def linear_trial(*, unscaled: Ends, no_warm_up: Ends, warm_up: Ends, base: Ends = (0.10, 0.11, 0.12)) -> Trial:
+    """Arms at 16, which decide nothing, and at 32 samples."""
+    ways = {"unscaled": unscaled, "no_warm_up": no_warm_up, "warm_up": warm_up}
+    small = [result(name, 16, 0.0, 0.5, 1.0) for name in ways]
+    return Trial((*small, *(result(name, 32, *ends) for name, ends in ways.items())), result("base", 8, *base))
+
+
+def test_ways_to_set_the_learning_rate_are_compared_seed_by_seed_at_the_largest_arm() -> None:
     found = linear_metrics(
-        Trial(
-            (
-                *(result("unscaled", size, 0.3, 0.31, 0.32) for size in (16, 32, 64)),
-                result("no_warm_up", 16, 0.11, 0.10, 0.12),
-                result("no_warm_up", 32, 0.4, 0.4, None),
-                result("no_warm_up", 64, 0.1, 0.11, 0.12),
-                result("warm_up", 16, 0.1, 0.11, 0.12),
-                result("warm_up", 32, 0.09, 0.11, 0.13),
-                result("warm_up", 64, 0.5, 0.5, 0.5),
-            ),
-            base,
-        )
+        linear_trial(unscaled=(0.9, 1.9, 1.4), no_warm_up=(0.13, 0.23, 0.182), warm_up=(0.1, 0.2, 0.15))
     )
-    assert found["linear/unscaled/holds_up_to_times"] == 1
-    assert found["linear/no_warm_up/holds_up_to_times"] == 2
-    assert found["linear/warm_up/holds_up_to_times"] == 4
-    assert found["linear/holds"] is True
+    assert (found["linear/effective_batch"], found["linear/times"]) == (32, 4)
+    assert found["linear/unscaled_loss_above"] == pytest.approx((0.8 + 1.7 + 1.25) / 3)
+    assert found["linear/no_warm_up_loss_above"] == pytest.approx((0.03 + 0.03 + 0.032) / 3)
+    assert found["linear/warm_up_loss_above"] == pytest.approx(0.15 - 0.11)
+    worse = {name: found[f"linear/{name}_is_worse"] for name in ("unscaled", "no_warm_up", "warm_up")}
+    assert worse == {"unscaled": True, "no_warm_up": True, "warm_up": False}  # seeds spread more than the last differs
+    assert found["linear/base_validation_loss"] == pytest.approx(0.11)
 
 
-def test_linear_scaling_does_not_hold_where_warm_up_carries_it_no_further() -> None:
-    trial = Trial(
-        tuple(result(name, 16, 0.1, 0.11, 0.12) for name in ("unscaled", "no_warm_up", "warm_up")),
-        result("base", 8, 0.10, 0.11, 0.12),
-    )
-    assert linear_metrics(trial)["linear/holds"] is False
+def test_no_way_is_told_apart_from_an_equal_one_more_often_than_intervals_miss() -> None:
+    random, repetitions, told = np.random.default_rng(0), 400, np.zeros(3)
+    for _ in range(repetitions):
+        ends = [tuple(each) for each in random.normal(0.1, 0.01, size=(4, 3)).tolist()]
+        base, unscaled, no_warm_up, warm_up = ends
+        found = linear_metrics(linear_trial(unscaled=unscaled, no_warm_up=no_warm_up, warm_up=warm_up, base=base))
+        told += [found[f"linear/{name}_is_worse"] for name in ("unscaled", "no_warm_up", "warm_up")]
+    assert (told <= binom.ppf(0.999, repetitions, 0.025)).all()
 
 
 @pytest.mark.parametrize(
-    ("kept", "fixed", "holds"),
+    ("kept", "fixed", "kept_is_worse", "fixed_is_worse"),
     [
-        ([0.1, 0.2, 0.3], [0.15, 0.25, 0.35], True),
-        ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3], False),
-        ([0.3, 0.4, 0.5], [0.6, 0.7, 0.8], False),
-        ([0.1, 0.2, None], [0.15, 0.25, 0.35], False),
+        ([0.1, 0.2, 0.3], [0.15, 0.25, 0.35], False, True),
+        ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3], False, False),
+        ([0.3, 0.4, 0.5], [0.6, 0.7, 0.8], True, True),
+        ([0.1, 0.2, None], [0.15, 0.25, 0.35], True, True),
     ],
 )
-def test_half_life_holds_where_small_is_as_good_and_a_fixed_beta_worse(
-    kept: list[float | None], fixed: list[float], holds: bool
+def test_half_life_is_compared_at_the_smallest_arm(
+    kept: list[float | None], fixed: list[float], *, kept_is_worse: bool, fixed_is_worse: bool
 ) -> None:
     trial = Trial(
         (
@@ -140,7 +145,9 @@ def test_half_life_holds_where_small_is_as_good_and_a_fixed_beta_worse(
     )
     found = half_life_metrics(trial)
     assert found["half_life/effective_batch"] == 4
-    assert found["half_life/holds"] is holds
+    assert found["half_life/kept_is_worse"] is kept_is_worse
+    assert found["half_life/fixed_is_worse"] is fixed_is_worse
+    assert found["half_life/kept_failed_runs"] == kept.count(None)
 
 
 def test_each_line_of_the_curve_begins_at_the_arm_it_departs_from(outcome: Outcome) -> None:
@@ -185,20 +192,14 @@ def test_what_decides_are_differences_to_the_base_and_to_the_papers_rule_at_the_
 
 
 def test_multiples_that_are_not_whole_are_told_as_they_are() -> None:
-    base = result("base", 32, 0.1, 0.11, 0.12)
     arms = [result(name, 48, 0.1, 0.11, 0.12) for name in ("unscaled", "no_warm_up", "warm_up")]
-    found = linear_metrics(Trial(tuple(arms), base))
-    assert found["linear/warm_up/holds_up_to_times"] == found["linear/largest_times"] == 1.5
+    assert linear_metrics(Trial(tuple(arms), result("base", 32, 0.1, 0.11, 0.12)))["linear/times"] == 1.5
 
 
-def test_nothing_holds_where_the_base_failed() -> None:
-    base = result("base", 8, 0.1, 0.11, 2.5)
-    linear = (
-        *(result(name, 16, 0.5, 0.5, None) for name in ("unscaled", "no_warm_up")),
-        result("warm_up", 16, 0.1, 0.1, 0.1),
-    )
-    assert linear_metrics(Trial(linear, base))["linear/holds"] is False
-    half_life = (result("fixed", 4, 0.5, 0.5, 0.5), result("half_life", 4, 0.1, 0.1, 0.1))
-    found = half_life_metrics(Trial(half_life, base))
-    assert found["half_life/holds"] is False
-    assert found["half_life/base_failed_runs"] == 1
+def test_a_base_that_failed_is_told() -> None:
+    base = (0.1, 0.11, 2.5)
+    worse = (0.5, 0.5, 0.5)
+    found = linear_metrics(linear_trial(unscaled=worse, no_warm_up=worse, warm_up=(0.1, 0.1, 0.1), base=base))
+    assert found["linear/base_failed_runs"] == 1
+    half_life = (result("fixed", 4, *worse), result("half_life", 4, 0.1, 0.1, 0.1))
+    assert half_life_metrics(Trial(half_life, result("base", 8, *base)))["half_life/base_failed_runs"] == 1

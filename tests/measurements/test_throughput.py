@@ -174,8 +174,29 @@ def test_what_speaks_against_relying_on_the_times_is_said(setup: Setup, monkeypa
     monkeypatch.setattr(points, "BUSY", 2.0)  # so that no visit had enough of a CPU
     monkeypatch.setattr(sweep, "matmul_peak_flops_per_sec", lambda device: 1.0)
     said = measure(config(accum_steps=[1, 2, 3, 5]), setup).findings[4:]
-    assert [sentence.split()[0] for sentence in said] == ["The", "Residuals", "Over"]
+    assert [sentence.split()[0] for sentence in said] == ["The", "The", "Over"]
     assert "That is most of them: measure again on a quieter machine." in said[0]
+    assert "more than the 5% by which flat is told" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("bends", "doubted"), [({}, False), ({3: 1.04}, False), ({3: 1.12}, True), ({8: 1.04}, False), ({8: 1.08}, True)]
+)
+def test_a_fit_that_misses_points_by_more_than_flat_means_is_doubted(
+    bends: dict[int, float], doubted: bool, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off the line at one point that is fitted, or only where the smaller half of the points leads."""
+
+    def bent(timer: timing.Timer, accumulator: Accumulator, window: Sequence[Batch]) -> timing.TimedStep:
+        del timer
+        step = accumulator.step(window)
+        return timing.TimedStep(step, (0.2 * len(window) + 0.5) * bends.get(len(window), 1.0))
+
+    monkeypatch.setattr(timing.Timer, "timed", bent)
+    small = {"effective_batch": 12, "micro_batch": [12], "num_steps": 1}
+    found = measure(config(accum_steps=[1, 2, 3, 8], num_steps=1, frontier=small), setup)
+    assert any("more than the 5% by which flat is told" in finding for finding in found.findings) is doubted
+    assert found.findings[0].startswith("By the fit, the curve flattens at")
 
 
 def test_one_round_in_a_time_that_was_too_short_for_more_is_said(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,20 @@ def by_quarter(quarters: Sequence[Sequence[float | None]]) -> dict[str, Any]:
     return fields
 
 
+def against(arm: str, above: Sequence[float], *, failed: int = 0) -> dict[str, Any]:
+    """What decides about an arm of a published rule."""
+    found = between(f"{arm}_loss_above", above)
+    return {**found, f"{arm}_failed_runs": failed, f"{arm}_is_worse": failed > 0 or above[1] > 0}
+
+
 EFFICIENCY: dict[str, Any] = {
-    "best_effective_batch": 16,
-    **between("best_validation_loss", (0.2, 0.18, 0.22)),
+    "reference_effective_batch": 16,
+    **between("reference_validation_loss", (0.2, 0.18, 0.22)),
     **between("validation_loss_before", (2.3, 2.2, 2.4)),
     "worth_it_up_to_effective_batch": 128,
-    **between("worth_it_loss_above_best", (0.005, -0.01, 0.02)),
+    **between("worth_it_loss_above_reference", (0.005, -0.01, 0.02)),
     "worse_from_effective_batch": 256,
-    **between("worse_from_loss_above_best", (0.2, 0.1, 0.3)),
+    **between("worse_from_loss_above_reference", (0.2, 0.1, 0.3)),
     "worse_from_failed_runs": 0,
     "target_loss": 0.2,
     "common_target_loss": 0.4,
@@ -40,21 +46,18 @@ EFFICIENCY: dict[str, Any] = {
 SCALING: dict[str, Any] = {
     "linear/base_effective_batch": 16,
     "linear/base_failed_runs": 0,
-    "linear/largest_times": 8.0,
-    "linear/unscaled/holds_up_to_times": 1.0,
-    "linear/no_warm_up/holds_up_to_times": 2.0,
-    "linear/warm_up/holds_up_to_times": 4.0,
-    "linear/holds": True,
+    "linear/base_validation_loss": 0.1,
+    "linear/effective_batch": 128,
+    "linear/times": 8.0,
+    **against("linear/warm_up", (0.01, -0.02, 0.04)),
+    **against("linear/no_warm_up", (0.02, 0.01, 0.03)),
+    **against("linear/unscaled", (1.9, 1.8, 2.0)),
     "half_life/base_effective_batch": 64,
-    "half_life/effective_batch": 4,
-    **between("half_life/loss_above_base", (-0.01, -0.05, 0.03)),
-    **between("half_life/loss_of_fixed_above_it", (0.02, 0.01, 0.03)),
     "half_life/base_failed_runs": 0,
-    "half_life/kept_failed_runs": 0,
-    "half_life/fixed_failed_runs": 0,
-    "half_life/kept_is_worse": False,
-    "half_life/fixed_is_worse": True,
-    "half_life/holds": True,
+    "half_life/base_validation_loss": 0.3,
+    "half_life/effective_batch": 4,
+    **against("half_life/kept", (-0.01, -0.05, 0.03)),
+    **against("half_life/fixed", (0.02, 0.01, 0.03)),
     "seeds": 3,
 }
 ARM: dict[str, Any] = {
@@ -63,7 +66,7 @@ ARM: dict[str, Any] = {
     "beta2": None,
     **between("validation_loss", (0.5, 0.4, 0.6)),
     "validation_accuracy": 0.9,
-    **between("loss_above_best", (0.02, -0.01, 0.05)),
+    **between("loss_above_reference", (0.02, -0.01, 0.05)),
     **by_quarter([(30.0, 20.0, None)] * 4),
     **between("samples_to_target", (40.0, 30.0, 50.0)),
     **between("samples_to_common_target", (20.0, 10.0, 30.0)),

@@ -1,48 +1,52 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from gradaccum.config import read_params
 from gradaccum.results import sentences
 from gradaccum.results.claims import Claim, claims
-from tests.results.made_up_metrics import EFFICIENCY, SCALING, by_quarter
+from tests.results.made_up_metrics import EFFICIENCY, SCALING, against, by_quarter
+
+WORSE, EITHER, BETTER = (0.2, 0.1, 0.3), (0.05, -0.1, 0.2), (-0.2, -0.3, -0.1)
 
 
-def judged(paper: str, **changes: Any) -> Claim:
-    (found,) = (
-        claim for claim in claims({**EFFICIENCY, **changes}, {**SCALING, **changes}) if claim.paper.startswith(paper)
-    )
+def judged(paper: str, *, arms: Sequence[int] = (4, 8, 16, 32, 64, 128, 256), **changes: Any) -> Claim:
+    every = claims({**EFFICIENCY, **changes}, {**SCALING, **changes}, arms)
+    (found,) = (claim for claim in every if claim.paper.startswith(paper))
     return found
 
 
 @pytest.mark.parametrize(
-    ("unscaled", "no_warm_up", "warm_up", "verdict", "remark"),
+    ("warm_up", "no_warm_up", "unscaled", "verdict", "remark"),
     [
-        (1, 2, 4, "holds", "unscaled, at no larger batch tried."),
-        (
-            1,
-            4,
-            4,
-            "in part",
-            "Warm-up carried it no further than none, so this size does not show what warm-up is for.",
-        ),
-        (1, 6, 4, "in part", "Warm-up carried it no further than none"),
-        (4, 2, 4, "in part", "Warm-up helps, but scaling carried it no further than the learning rate unscaled."),
-        (6, 2, 4, "in part", "Warm-up helps, but scaling"),
-        (4, 4, 4, "not shown", "no further than the other ways: this size does not show it."),
-        (4, 4, 2, "not shown", "no further than the other ways"),
-        (1, 1, 1, "not shown", "no further than the other ways"),
+        (EITHER, WORSE, WORSE, "holds", ""),
+        (BETTER, WORSE, WORSE, "holds", ""),
+        (EITHER, EITHER, WORSE, "in part", " This size does not show that warm-up helps."),
+        (EITHER, BETTER, WORSE, "in part", " This size does not show that warm-up helps."),
+        (EITHER, WORSE, EITHER, "in part", " This size does not show that scaling helps."),
+        (WORSE, WORSE, WORSE, "in part", " This size does not show that the small batch's result is kept."),
+        (EITHER, EITHER, EITHER, "not shown", " This size does not show that scaling helps, nor that warm-up helps."),
+        (WORSE, BETTER, BETTER, "not shown", " is kept, nor that scaling helps, nor that warm-up helps."),
     ],
 )
-def test_linear_scaling_is_judged_by_how_far_each_way_reaches(
-    unscaled: int, no_warm_up: int, warm_up: int, *, verdict: str, remark: str
+def test_linear_scaling_is_judged_by_the_differences_between_its_ways(
+    warm_up: Any, no_warm_up: Any, *, unscaled: Any, verdict: str, remark: str
 ) -> None:
-    reach = {"unscaled": unscaled, "no_warm_up": no_warm_up, "warm_up": warm_up}
-    found = judged("Goyal", **{f"linear/{name}/holds_up_to_times": float(times) for name, times in reach.items()})
+    ways = {"warm_up": warm_up, "no_warm_up": no_warm_up, "unscaled": unscaled}
+    changes = {key: value for name, above in ways.items() for key, value in against(f"linear/{name}", above).items()}
+    found = judged("Goyal", **changes)
     assert found.verdict == verdict
-    assert remark in found.here
-    assert ("does not show" in found.here) is (warm_up <= no_warm_up)
+    assert found.here.endswith(remark)
+    assert ("does not show" in found.here) is bool(remark)
+
+
+def test_linear_scaling_that_fails_after_its_warm_up_is_not_shown_by_arms_that_did_not_fail() -> None:
+    found = judged("Goyal", **against("linear/warm_up", EITHER, failed=1))
+    assert found.verdict == "not shown"
+    assert "with warm-up it failed with 1 of 3 seeds" in found.here
 
 
 def test_linear_scaling_cannot_be_told_from_a_base_that_failed() -> None:
@@ -54,11 +58,17 @@ def test_linear_scaling_cannot_be_told_from_a_base_that_failed() -> None:
 @pytest.mark.parametrize(
     ("bend", "failed", "verdict", "told"),
     [
-        (256, 0, "holds", "256 is 8.5 times the middle of these, 30."),
-        (4096, 0, "not shown", "times the middle of these"),
-        (2, 0, "not shown", "2 is 0.067 times the middle"),
-        (256, 1, "cannot tell", "It was the learning rate that was too large there"),
-        (None, 0, "cannot tell", "No arm was large enough to lose quality."),
+        (64, 0, "holds", "64 is 2.1 times the middle of these, 30."),
+        (16, 0, "holds", "16 is 0.53 times the middle of these, 30."),
+        (128, 0, "not shown", "128 is 4.3 times the middle of these, 30."),
+        (8, 0, "not shown", "8 is 0.27 times the middle of these, 30."),
+        (64, 1, "cannot tell", "It was the learning rate that was too large there"),
+        (
+            None,
+            0,
+            "not shown",
+            "Quality would be lost from 10 to 90, within 3 times the middle of these; 256 lies beyond",
+        ),
     ],
 )
 def test_the_bend_is_compared_with_the_middle_of_a_noise_scale_that_drifts(
@@ -72,12 +82,42 @@ def test_the_bend_is_compared_with_the_middle_of_a_noise_scale_that_drifts(
 
 
 @pytest.mark.parametrize(
+    ("arms", "bend", "verdict", "told"),
+    [
+        ((4, 16, 64), 64, "cannot tell", "but so is every arm that could lose quality, from 10 to 90"),
+        ((4, 16, 64), 16, "cannot tell", "but so is every arm that could lose quality"),
+        ((4, 16, 64), None, "cannot tell", "No arm was large enough to lose quality: the largest lies below 90."),
+        ((64, 16, 8, 4), 64, "holds", "64 is 2.1 times"),
+        ((4, 16, 128), 16, "holds", "16 is 0.53 times"),
+        ((4, 16, 128), None, "not shown", "128 lies beyond, and lost none."),
+    ],
+)
+def test_only_arms_that_could_have_lost_quality_elsewhere_show_where_the_bend_is(
+    arms: Sequence[int], bend: int | None, *, verdict: str, told: str
+) -> None:
+    found = judged("McCandlish", arms=arms, worse_from_effective_batch=bend)
+    assert found.verdict == verdict
+    assert told in found.here
+
+
+@pytest.mark.parametrize("times", [1, 2, 4, 8, 16, 32])
+def test_with_the_arms_of_params_the_bend_can_hold_and_can_fail_whatever_the_noise_scale(times: int) -> None:
+    efficiency = read_params()["efficiency"]
+    arms = [efficiency["micro_batch"] * steps for steps in efficiency["accum_steps"]]
+    scale = by_quarter([(8.0 * times, 7.0 * times, 9.0 * times)] * 4)
+    verdicts = {
+        judged("McCandlish", arms=arms, **scale, worse_from_effective_batch=bend).verdict for bend in [*arms[1:], None]
+    }
+    assert {"holds", "not shown"} <= verdicts
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [
         (by_quarter([(None, None, None)] * 4), "No noise scale could be told."),
         (by_quarter([(30.0, 20.0, 45.0), *[(None, 20.0, None)] * 3]), "In half of training no gradient stands out"),
-        ({"best_validation_loss": None}, "Every arm failed with some seed"),
-        ({"best_validation_loss": 2.29}, "Training hardly moved"),
+        ({"reference_validation_loss": None}, "Every arm failed with some seed"),
+        ({"reference_validation_loss": 2.29}, "Training hardly moved"),
     ],
 )
 def test_no_noise_scale_is_no_evidence(changes: dict[str, Any], told: str) -> None:
@@ -87,24 +127,25 @@ def test_no_noise_scale_is_no_evidence(changes: dict[str, Any], told: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("holds", "fixed_is_worse", "kept_failed", "base_failed", "verdict"),
+    ("kept", "fixed", "verdict"),
     [
-        (True, True, 0, 0, "holds"),
-        (False, True, 0, 0, "in part"),
-        (False, False, 0, 0, "not shown"),
-        (False, True, 1, 0, "not shown"),
-        (True, True, 0, 1, "cannot tell"),
+        (EITHER, WORSE, "holds"),
+        (BETTER, WORSE, "holds"),
+        (WORSE, WORSE, "in part"),
+        (EITHER, EITHER, "not shown"),
+        (WORSE, EITHER, "not shown"),
     ],
 )
-def test_half_life_is_judged_by_both_of_its_differences(
-    holds: bool, fixed_is_worse: bool, kept_failed: int, *, base_failed: int, verdict: str
-) -> None:
-    changes = {
-        "half_life/holds": holds,
-        "half_life/fixed_is_worse": fixed_is_worse,
-        "half_life/kept_failed_runs": kept_failed,
-        "half_life/base_failed_runs": base_failed,
-    }
+def test_half_life_is_judged_by_both_of_its_differences(kept: Any, fixed: Any, verdict: str) -> None:
+    changes = against("half_life/kept", kept) | against("half_life/fixed", fixed)
     found = judged("Marek", **changes)
     assert found.verdict == verdict
     assert found.here == sentences.half_life({**SCALING, **changes})
+
+
+@pytest.mark.parametrize(("failed", "verdict"), [("kept", "not shown"), ("fixed", "holds"), ("base", "cannot tell")])
+def test_arms_that_failed_show_no_rule(failed: str, verdict: str) -> None:
+    changes = (
+        {"half_life/base_failed_runs": 1} if failed == "base" else against(f"half_life/{failed}", EITHER, failed=1)
+    )
+    assert judged("Marek", **changes).verdict == verdict

@@ -4,15 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
-from gradaccum.results.fits import (
-    FitError,
-    Percentiles,
-    bootstrap_medians,
-    extrapolation_error,
-    fit_replicates,
-    fit_step_time,
-)
+from gradaccum.results.fits import FitError, extrapolation_error, fit_rounds, fit_step_time
+from gradaccum.results.intervals import mean_interval
 
 STEPS = [1, 2, 4, 8, 16, 32, 64]
 
@@ -66,32 +61,23 @@ def test_the_fit_of_the_small_points_is_judged_by_the_largest_one_which_it_has_n
     assert extrapolation_error([1, 2, 8], [3.0, 1.0, 8.0]) is None
 
 
-def test_the_interval_of_a_median_holds_the_true_one_about_as_often_as_it_says() -> None:
-    random = np.random.default_rng(0)
-    held = 0
-    for seed in range(100):
-        rounds = random.normal(5, 1, size=(8, 1)) + random.normal(0, 0.5, size=(8, 25))
-        interval = Percentiles.of(bootstrap_medians(rounds.tolist(), seed=seed))
-        held += interval.low <= 5 <= interval.high
-    assert 80 <= held <= 99
+@pytest.mark.parametrize("rounds", [3, 6])
+def test_nineteen_of_twenty_intervals_over_rounds_hold_the_times_that_made_the_points(rounds: int) -> None:
+    random, repetitions, held = np.random.default_rng(0), 400, np.zeros(2)
+    times = np.array([[0.2 * n + 0.5] for n in STEPS])
+    for _ in range(repetitions):
+        fits = fit_rounds(STEPS, (times * random.normal(1, 0.05, size=(len(STEPS), rounds))).tolist())
+        for index, (name, true) in enumerate((("t_micro_ms", 0.2), ("t_step_ms", 0.5))):
+            interval = mean_interval([getattr(fit, name) for fit in fits])
+            held[index] += interval.low < true < interval.high
+    least, most = binom.interval(0.999, repetitions, 0.95)
+    assert ((least <= held) & (held <= most)).all()
 
 
-def test_rounds_that_disagree_widen_the_interval_however_alike_their_own_steps_are() -> None:
-    alike = Percentiles.of(bootstrap_medians([[1.0, 1.01] * 10] * 3, seed=0))
-    apart = Percentiles.of(bootstrap_medians([[1.0, 1.01] * 10, [1.3, 1.31] * 10, [1.6, 1.61] * 10], seed=0))
-    assert apart.high - apart.low > 10 * (alike.high - alike.low)
+def test_a_round_that_not_all_points_saw_is_left_out() -> None:
+    fits = fit_rounds([1, 2], [[0.7, 0.8, 9.0], [0.9, 1.1]])
+    assert [fit.t_micro_ms for fit in fits] == pytest.approx([0.2, 0.3])
 
 
-def test_the_bootstrap_gives_the_same_interval_each_time_and_takes_rounds_of_unequal_length() -> None:
-    rounds = [[1.0, 2.0, 3.0, 9.0], [2.0, 3.0]]
-    assert np.array_equal(bootstrap_medians(rounds, seed=7), bootstrap_medians(rounds, seed=7))
-    assert not np.array_equal(bootstrap_medians(rounds, seed=7), bootstrap_medians(rounds, seed=8))
-
-
-def test_the_fit_s_interval_holds_the_times_that_made_the_noisy_points() -> None:
-    random = np.random.default_rng(1)
-    rounds = [((0.2 * n + 0.5) * random.normal(1, 0.05, size=(4, 20))).tolist() for n in STEPS]
-    fits = fit_replicates(STEPS, [bootstrap_medians(each, seed=0) for each in rounds])
-    micro = Percentiles.of(fit.t_micro_ms for fit in fits)
-    assert micro.low < 0.2 < micro.high
-    assert micro.high - micro.low < 0.02
+def test_where_a_round_is_noise_alone_no_round_tells_how_sure_the_fit_is() -> None:
+    assert fit_rounds([1, 2], [[0.7, 0.9], [0.9, 0.7]]) == []

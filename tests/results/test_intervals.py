@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
-from gradaccum.results.intervals import first_reached, mean_interval
+from gradaccum.results.intervals import Interval, first_reached, geometric_interval, mean_interval
 
 
 def test_three_values_have_students_interval() -> None:
@@ -19,7 +20,30 @@ def test_three_values_have_students_interval() -> None:
 def test_nineteen_of_twenty_intervals_hold_the_true_mean() -> None:
     draws = np.random.default_rng(0).normal(5.0, 2.0, size=(2000, 4))
     held = sum(interval.low < 5.0 < interval.high for interval in map(mean_interval, draws))
-    assert held / 2000 == pytest.approx(0.95, abs=0.015)
+    least, most = binom.interval(0.999, 2000, 0.95)
+    assert least <= held <= most
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 6])
+def test_nineteen_of_twenty_intervals_over_the_rounds_of_a_stage_hold_the_true_time(rounds: int) -> None:
+    """Rounds differ by a fifth, more than the steps within one do."""
+    random = np.random.default_rng(0)
+    steps = random.normal(5, 1, size=(2000, rounds, 1)) + random.normal(0, 0.5, size=(2000, rounds, 25))
+    medians = np.median(steps, axis=2)
+    held = sum(interval.low < 5.0 < interval.high for interval in map(geometric_interval, medians))
+    least, most = binom.interval(0.999, 2000, 0.95)
+    assert least <= held <= most
+
+
+def test_the_interval_of_times_is_that_of_their_logarithms_and_holds_nothing_below_0() -> None:
+    interval, logs = geometric_interval([1.0, 10.0]), mean_interval([0.0, 1.0])
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((10**logs.mean, 10**logs.low, 10**logs.high))
+    assert 0 < interval.low < mean_interval([1.0, 10.0]).high
+
+
+def test_what_cannot_be_is_cut_off_an_interval() -> None:
+    assert Interval(1.0, -2.0, 4.0).at_least(0.0) == Interval(1.0, 0.0, 4.0)
+    assert Interval(1.0, 0.5, 4.0).at_least(0.0) == Interval(1.0, 0.5, 4.0)
 
 
 @pytest.mark.parametrize(("level", "expected"), [(3.0, 0), (2.0, 10), (1.0, 20), (0.5, 32.5), (0.1, None)])

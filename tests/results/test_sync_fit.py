@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from gradaccum.results.fits import Percentiles
-from gradaccum.results.sync_fit import fit_sync_replicates, fit_sync_time
+from gradaccum.results.sync_fit import fit_sync_rounds, fit_sync_time
 
 STEPS, SYNCS = [1, 4, 16, 4, 16], [1, 1, 1, 4, 16]
 
@@ -31,12 +29,9 @@ def test_a_fit_that_misses_a_point_by_far_explains_nothing() -> None:
     )
 
 
-def test_each_replicate_is_fitted_across_the_points() -> None:
-    """So that the spread of the parts is what the spread of the points makes of it."""
-    noise = 1 + 0.02 * np.random.default_rng(0).standard_normal((len(STEPS), 200))
-    medians = [np.array(ms * each) for ms, each in zip(times(0.4, 1.5, 2.0), noise, strict=True)]
-    fits = fit_sync_replicates(STEPS, SYNCS, medians)
-    assert len(fits) == 200
-    interval = Percentiles.of(fit.t_sync_ms for fit in fits)
-    assert interval.low < 1.5 < interval.high
-    assert interval.high - interval.low < 0.3
+def test_each_round_that_all_points_saw_is_fitted_by_itself() -> None:
+    rounds = [(0.4, 1.5, 2.0), (0.5, 1.0, 3.0)]
+    medians = [[*at, 9.0] for at in zip(*(times(*parts) for parts in rounds), strict=True)]
+    medians[1].pop()
+    fits = fit_sync_rounds(STEPS, SYNCS, medians)
+    assert [(fit.t_micro_ms, fit.t_sync_ms, fit.t_step_ms) for fit in fits] == [pytest.approx(each) for each in rounds]

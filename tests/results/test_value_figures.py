@@ -102,7 +102,7 @@ def test_the_noise_scale_is_drawn_by_quarter_with_an_arrow_where_it_has_no_bound
 
 @pytest.mark.parametrize("changes", [between("validation_loss", NONE) | {"failed_runs": 3}])
 def test_figures_of_arms_that_all_failed_are_drawn_all_the_same(changes: dict[str, Any]) -> None:
-    gone = {**ARM, **RULED, **changes, **by_quarter([NONE] * 4), **between("loss_above_best", NONE)}
+    gone = {**ARM, **RULED, **changes, **by_quarter([NONE] * 4), **between("loss_above_reference", NONE)}
     gone |= between("loss_above_base", NONE) | between("loss_above_rule", NONE)
     gone |= between("samples_to_target", NONE) | between("samples_to_common_target", NONE)
     efficiency = Curve("efficiency", "effective_batch", tuple(point(n, **gone) for n in (1, 2)))

@@ -98,7 +98,7 @@ def test_arms_that_were_not_timed_are_named_beside_those_that_were() -> None:
         (
             16,
             64,
-            r"4 to 16 larger is cheaper per sample \(timed with micro-batches of 4 and sgd\), up to 64 .*: take 16",
+            r"4 to 16 larger is cheaper .* \(timed with micro-batches of 4 and sgd, and fitted\), up to 64 .*: take 16",
         ),
         (
             256,
@@ -121,7 +121,7 @@ def test_one_sentence_says_from_where_to_where(flat: int, good: int, told: str) 
 
 @pytest.mark.parametrize("loss", [None, 2.29])
 def test_arms_that_did_not_train_are_not_compared(loss: float | None) -> None:
-    metrics = {**EFFICIENCY, "best_validation_loss": loss}
+    metrics = {**EFFICIENCY, "reference_validation_loss": loss}
     of = curves([trained(1, 100.0)], [point(1, samples_per_sec=10.0)])
     assert list(said(of, efficiency=metrics)) == [nothing_to_compare(metrics)]
 
@@ -140,7 +140,7 @@ def test_where_the_curve_flattens_is_told_with_its_interval_and_for_what_was_tim
     (first, *_) = said(of, **between("flattens_at_effective_batch", (64, 56.0, 72.0)))
     assert first.startswith(
         "From effective batch 8 to 64 (95 % interval 56 to 72) larger is cheaper per sample "
-        "(timed with micro-batches of 8 and sgd)"
+        "(timed with micro-batches of 8 and sgd, and fitted)"
     )
 
 

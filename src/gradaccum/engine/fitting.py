@@ -75,9 +75,8 @@ def fit_micro_batch(accumulator: Accumulator, batch: Batch, *, world_size: int =
     _refuse_ranks("fit_micro_batch")
     world_size = positive_int("world_size", world_size)
     samples = require_samples(batch)
-    divisors = (size for size in range(1, samples + 1) if samples % size == 0)
     fitting = 0
-    for size in sorted({size.bit_length(): size for size in divisors}.values()):
+    for size in _doublings(samples):
         try:
             with _undone(accumulator):
                 fits = _runs(accumulator, split(batch, size)[:2])
@@ -94,6 +93,12 @@ def fit_micro_batch(accumulator: Accumulator, batch: Batch, *, world_size: int =
             "state. Use a smaller model, an optimizer with less state, or a device with more memory."
         )
     return BatchPlan(samples * world_size, fitting, world_size)
+
+
+def _doublings(samples: int) -> list[int]:
+    """Of the divisors the largest of each doubling."""
+    divisors = (size for size in range(1, samples + 1) if samples % size == 0)
+    return sorted({size.bit_length(): size for size in divisors}.values())
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -76,8 +76,7 @@ class ArmResult:
         known = [samples for samples in reached if samples is not None]
         if len(known) < len(reached):
             return None
-        interval = mean_interval(known)
-        return replace(interval, low=max(0.0, interval.low))
+        return mean_interval(known).at_least(0.0)
 
     @cached_property
     def learning(self) -> list[Stand]:
@@ -131,12 +130,6 @@ def is_worse(one: ArmResult, other: ArmResult) -> bool:
     """Whether `one` failed with some seed, or its loss exceeds the other's by more than the interval."""
     more = excess(one, other)
     return one.failed_runs > 0 or more is None or more.low > 0
-
-
-def best_of(results: Sequence[ArmResult]) -> ArmResult | None:
-    """The least mean loss at the end, of the arms that did not fail; None where all did."""
-    sound = [(interval.mean, result) for result in results if not result.failed_runs and (interval := ended(result))]
-    return min(sound, key=lambda pair: pair[0])[1] if sound else None
 
 
 def ended(result: ArmResult) -> Interval | None:

@@ -8,13 +8,8 @@ from functools import cached_property
 
 from gradaccum.engine.batching import BatchPlan
 from gradaccum.measurements.points import StepTime
-from gradaccum.results.fits import (
-    Percentiles,
-    StepTimeFit,
-    extrapolation_error,
-    fit_replicates,
-    fit_step_time,
-)
+from gradaccum.results.fits import StepTimeFit, extrapolation_error, fit_rounds, fit_step_time
+from gradaccum.results.intervals import Interval, mean_interval
 
 
 @dataclass(frozen=True)
@@ -38,10 +33,10 @@ class Measured(StepTime):
 
 @dataclass(frozen=True)
 class Fitted:
-    """The step-time model of the fixed micro-batch, with its bootstrap replicates."""
+    """The step-time model of the fixed micro-batch: fitted to all rounds together, and to each alone."""
 
     best: StepTimeFit
-    replicates: list[StepTimeFit]
+    rounds: list[StepTimeFit]
     extrapolation_error: float | None
     micro_batch: int
 
@@ -50,7 +45,7 @@ class Fitted:
         steps, times = [each.plan.accum_steps for each in curve], [each.ms for each in curve]
         return cls(
             fit_step_time(steps, times),
-            fit_replicates(steps, [each.replicates for each in curve]) if all(each.interval for each in curve) else [],
+            fit_rounds(steps, [each.point.round_medians_ms for each in curve]),
             extrapolation_error(steps, times),
             curve[0].plan.micro_batch,
         )
@@ -60,12 +55,12 @@ class Fitted:
         return self.micro_batch * self.best.flattens_at_accum_steps()
 
     @property
-    def flattens_interval(self) -> Percentiles | None:
-        return self.interval(lambda each: self.micro_batch * each.flattens_at_accum_steps())
+    def flattens_interval(self) -> Interval | None:
+        return self.interval(lambda each: self.micro_batch * each.flattens_at_accum_steps(), least=self.micro_batch)
 
-    def interval(self, of: Callable[[StepTimeFit], float]) -> Percentiles | None:
-        """Of something that a fit says; None where a point has none."""
-        return Percentiles.of(of(fit) for fit in self.replicates) if self.replicates else None
+    def interval(self, of: Callable[[StepTimeFit], float], *, least: float = 0.0) -> Interval | None:
+        """Of something that a fit says and that is `least` or more; None where one round alone was fitted."""
+        return mean_interval(list(map(of, self.rounds))).at_least(least) if len(self.rounds) > 1 else None
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,15 @@ def outcome_of(comparison: Comparison) -> Outcome:
 
 
 def headline(comparison: Comparison) -> dict[str, Any]:
-    best, worth_it, worse, noisy = comparison.best, comparison.worth_it, comparison.worse, comparison.noisy
+    reference, worth_it, worse, noisy = comparison.reference, comparison.worth_it, comparison.worse, comparison.noisy
     return {
-        "best_effective_batch": best.effective_batch if best else None,
-        **fields(ended(best) if best else None, "best_validation_loss"),
-        **fields(best.over_seeds(validation_loss, 0) if best else None, "validation_loss_before"),
+        "reference_effective_batch": reference.effective_batch if reference else None,
+        **fields(ended(reference) if reference else None, "reference_validation_loss"),
+        **fields(reference.over_seeds(validation_loss, 0) if reference else None, "validation_loss_before"),
         "worth_it_up_to_effective_batch": worth_it.effective_batch if worth_it else None,
-        **fields(comparison.above_best(worth_it), "worth_it_loss_above_best"),
+        **fields(comparison.above_reference(worth_it), "worth_it_loss_above_reference"),
         "worse_from_effective_batch": comparison.worse_from,
-        **fields(comparison.above_best(worse), "worse_from_loss_above_best"),
+        **fields(comparison.above_reference(worse), "worse_from_loss_above_reference"),
         "worse_from_failed_runs": worse.failed_runs if worse else None,
         "target_loss": comparison.target_loss,
         "common_target_loss": comparison.common_target_loss,
@@ -47,7 +47,7 @@ def headline(comparison: Comparison) -> dict[str, Any]:
 def arm_point(result: ArmResult, comparison: Comparison) -> dict[str, Any]:
     return {
         **point(result, result.arm.name),
-        **fields(comparison.above_best(result), "loss_above_best"),
+        **fields(comparison.above_reference(result), "loss_above_reference"),
         **noise_fields(result.noise),
         **fields(comparison.samples_to(comparison.target_loss, result), "samples_to_target"),
         **fields(comparison.samples_to(comparison.common_target_loss, result), "samples_to_common_target"),
@@ -88,7 +88,7 @@ def step_series(result: ArmResult) -> Iterator[StepSeries]:
 
 
 def row(result: ArmResult, comparison: Comparison) -> dict[str, Any]:
-    loss, above, noise = ended(result), comparison.above_best(result), noise_fields(result.noise)
+    loss, above, noise = ended(result), comparison.above_reference(result), noise_fields(result.noise)
     at = result.learning[-1]
     scales = [noise[name] for name in sentences.QUARTERS]
     return {
@@ -96,7 +96,7 @@ def row(result: ArmResult, comparison: Comparison) -> dict[str, Any]:
         "steps": at.steps,
         "lr": result.arm.settings.lr,
         "validation loss": f"{loss.mean:.3g} ({loss.low:.3g} to {loss.high:.3g})" if loss else None,
-        "above the best": f"{above.mean:+.2g} ({above.low:+.2g} to {above.high:+.2g})" if above else None,
+        "above the smallest": f"{above.mean:+.2g} ({above.low:+.2g} to {above.high:+.2g})" if above else None,
         "accuracy": at.validation_accuracy.mean if at.validation_accuracy else None,
         "failed": result.failed_runs,
         "noise scale by quarter": " ".join("-" if each is None else f"{each:.3g}" for each in scales),
@@ -108,11 +108,6 @@ def findings(metrics: sentences.Metrics) -> Iterator[str]:
     if nothing:
         yield nothing
         return
-    loss, low, high = (metrics[f"best_validation_loss{ending}"] for ending in ("", "_low", "_high"))
-    yield (
-        f"Best on equal samples: effective batch {metrics['best_effective_batch']}, validation loss {loss:.4g} "
-        f"({low:.3g} to {high:.3g})."
-    )
     yield sentences.quality(metrics)
     noise = sentences.noise_scale(metrics)
     if noise:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
 from gradaccum.engine.batching import BatchPlan
-from gradaccum.measurements.arms import ArmResult, best_of, excess, is_worse, train_arms
+from gradaccum.measurements.arms import ArmResult, excess, is_worse, train_arms
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.efficiency import Config
 from gradaccum.measurements.rules import scaled_beta2, scaled_lr
@@ -48,32 +49,46 @@ class Comparison:
     results: tuple[ArmResult, ...]
 
     @cached_property
-    def best(self) -> ArmResult | None:
-        """The least validation loss at the end; None where every arm failed."""
-        return best_of(self.results)
+    def reference(self) -> ArmResult | None:
+        """The smallest arm, of those that did not fail: chosen beforehand, for the best of many arms was lucky too."""
+        return next((each for each in self.results if not each.failed_runs), None)
 
     @cached_property
     def worse_from(self) -> int | None:
-        """The smallest effective batch, beyond the best one, whose loss exceeds the best by more than the interval."""
-        if self.best is None:
+        """The smallest effective batch from which on every arm ends worse than the reference, or where a seed failed.
+
+        Arms are tested from the largest down, up to the first that is not worse: each test is made only where all
+        before it told, so that however many arms there are, one in forty sweeps of equal ones is told apart.
+        Source: Hsu and Berger 1999, Stepwise Confidence Intervals without Multiplicity Adjustment for Dose-Response and
+        Toxicity Studies, Journal of the American Statistical Association 94:446.
+        """
+        reference = self.reference
+        if reference is None:
             return self.results[0].effective_batch
-        beyond = [each for each in self.results if each.effective_batch > self.best.effective_batch]
-        return next((each.effective_batch for each in beyond if is_worse(each, self.best)), None)
+        beyond = [each for each in self.results if each.effective_batch > reference.effective_batch]
+        worse = takewhile(lambda each: is_worse(each, reference), reversed(beyond))
+        failed = (each for each in beyond if each.failed_runs)
+        return min((each.effective_batch for each in (*worse, *failed)), default=None)
 
     @property
     def worse(self) -> ArmResult | None:
         """That arm. Where its runs failed the learning rate was too large, whatever the noise."""
         return next((each for each in self.results if each.effective_batch == self.worse_from), None)
 
-    def above_best(self, result: ArmResult | None) -> Interval | None:
-        """How much more loss an arm ends with than the best one, seed by seed."""
-        return None if result is None or self.best is None or result is self.best else excess(result, self.best)
+    def above_reference(self, result: ArmResult | None) -> Interval | None:
+        """How much more loss an arm ends with than the reference, seed by seed."""
+        reference = self.reference
+        return None if result is None or reference is None or result is reference else excess(result, reference)
+
+    @property
+    def good(self) -> list[ArmResult]:
+        """The arms before quality suffers."""
+        return [each for each in self.results if self.worse_from is None or each.effective_batch < self.worse_from]
 
     @cached_property
     def worth_it(self) -> ArmResult | None:
-        """The last arm before quality suffers."""
-        before = [each for each in self.results if self.worse_from is None or each.effective_batch < self.worse_from]
-        return before[-1] if before else None
+        """The last of them."""
+        return self.good[-1] if self.good else None
 
     @cached_property
     def noisy(self) -> ArmResult | None:
@@ -83,8 +98,8 @@ class Comparison:
 
     @cached_property
     def target_loss(self) -> float | None:
-        """What every run reaches of the arms that are not worse than the best."""
-        return _reached_by([each for each in self.results if self.best and not is_worse(each, self.best)])
+        """What every run reaches of the arms that cost no quality."""
+        return _reached_by([each for each in self.good if not each.failed_runs])
 
     @cached_property
     def common_target_loss(self) -> float | None:

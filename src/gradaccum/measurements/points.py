@@ -6,12 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from numpy import float64
-from numpy.typing import NDArray
-
 from gradaccum.engine.accumulator import StepResult
 from gradaccum.engine.batching import BatchPlan
-from gradaccum.results.fits import Percentiles
+from gradaccum.results.intervals import Interval, geometric_interval
 
 BUSY = 0.85
 """Share of a visit's wall time that this thread had a CPU; below it, others had it too often."""
@@ -64,19 +61,18 @@ class Point:
         return [step for visit in self.visits for step in visit.steps]
 
     @property
-    def wall_ms(self) -> list[list[float]]:
-        """By visit."""
-        return [visit.wall_ms for visit in self.visits]
-
-    @property
     def median_step_ms(self) -> float:
         return median(step.wall_ms for step in self.steps)
 
     @property
+    def round_medians_ms(self) -> list[float]:
+        """By visit. Steps of one visit share what the machine did just then: only visits tell how sure a time is."""
+        return [median(visit.wall_ms) for visit in self.visits]
+
+    @property
     def round_spread(self) -> float:
         """How far the visits' medians lie apart, relative to the point's."""
-        medians = [median(visit.wall_ms) for visit in self.visits]
-        return (max(medians) - min(medians)) / self.median_step_ms
+        return (max(self.round_medians_ms) - min(self.round_medians_ms)) / self.median_step_ms
 
     @property
     def samples_per_sec(self) -> float:
@@ -109,10 +105,9 @@ def disturbance(points: Iterable[Point]) -> str | None:
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long a step takes at one point, with bootstrap replicates of its median."""
+    """How long a step takes at one point."""
 
     point: Point
-    replicates: NDArray[float64]
 
     @property
     def plan(self) -> BatchPlan:
@@ -123,6 +118,7 @@ class StepTime:
         return self.point.median_step_ms
 
     @property
-    def interval(self) -> Percentiles | None:
-        """None where one round alone was timed, which does not tell how far rounds lie apart."""
-        return Percentiles.of(self.replicates) if len(self.point.visits) > 1 else None
+    def interval(self) -> Interval | None:
+        """Over rounds; None where one alone was timed, which does not tell how far rounds lie apart."""
+        medians = self.point.round_medians_ms
+        return geometric_interval(medians) if len(medians) > 1 else None

@@ -16,9 +16,7 @@ from gradaccum.measurements.training import Arm
 from gradaccum.results import sentences
 from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Outcome
-
-PAPERS_RULE = {"linear": "warm_up", "half_life": "half_life"}
-"""Of each trial, the name of the arms that do as the paper says."""
+from gradaccum.results.sentences import RULE
 
 
 def repeat_published(config: Config, setup: Setup, progress: Progress) -> Outcome:
@@ -95,48 +93,50 @@ def half_life_arms(grid: HalfLife, settings: AdamW) -> list[Arm]:
 
 
 def linear_metrics(trial: Trial) -> dict[str, Any]:
-    """Up to how many times the base's effective batch the result stays, with each way to set the learning rate."""
-    others = ("unscaled", "no_warm_up")
-    reach = {name: holds_up_to(trial, name) for name in (*others, "warm_up")}
+    """At the largest arm: scaled with warm-up beside the base, and each other way beside that."""
+    unscaled, abrupt, warm = (trial.named(name)[-1] for name in ("unscaled", "no_warm_up", "warm_up"))
     return {
-        "linear/base_effective_batch": trial.base.effective_batch,
-        "linear/base_failed_runs": trial.base.failed_runs,
-        "linear/largest_times": trial.times(trial.named("warm_up")[-1]),
-        **{f"linear/{name}/holds_up_to_times": times for name, times in reach.items()},
-        "linear/holds": not trial.base.failed_runs and all(reach["warm_up"] > reach[name] for name in others),
+        **base_metrics(trial, "linear"),
+        "linear/effective_batch": warm.effective_batch,
+        "linear/times": trial.times(warm),
+        **against("linear/warm_up", warm, trial.base),
+        **against("linear/no_warm_up", abrupt, warm),
+        **against("linear/unscaled", unscaled, warm),
     }
 
 
-def holds_up_to(trial: Trial, name: str) -> float:
-    """The largest multiple of the base's effective batch up to which no arm is worse than the base."""
-    reach = 1.0
-    for each in trial.named(name):
-        if is_worse(each, trial.base):
-            break
-        reach = trial.times(each)
-    return reach
-
-
 def half_life_metrics(trial: Trial) -> dict[str, Any]:
-    """At the smallest arm; the claim holds if it is no worse than the base, and better than with a fixed beta."""
+    """At the smallest arm: with the half-life kept beside the base, and with a fixed beta beside that."""
     kept, fixed = trial.named("half_life")[-1], trial.named("fixed")[-1]
     return {
-        "half_life/base_effective_batch": trial.base.effective_batch,
+        **base_metrics(trial, "half_life"),
         "half_life/effective_batch": kept.effective_batch,
-        **fields(excess(kept, trial.base), "half_life/loss_above_base"),
-        **fields(excess(fixed, kept), "half_life/loss_of_fixed_above_it"),
-        "half_life/base_failed_runs": trial.base.failed_runs,
-        "half_life/kept_failed_runs": kept.failed_runs,
-        "half_life/fixed_failed_runs": fixed.failed_runs,
-        "half_life/kept_is_worse": is_worse(kept, trial.base),
-        "half_life/fixed_is_worse": is_worse(fixed, kept),
-        "half_life/holds": not trial.base.failed_runs and not is_worse(kept, trial.base) and is_worse(fixed, kept),
+        **against("half_life/kept", kept, trial.base),
+        **against("half_life/fixed", fixed, kept),
+    }
+
+
+def base_metrics(trial: Trial, name: str) -> dict[str, Any]:
+    loss = ended(trial.base)
+    return {
+        f"{name}/base_effective_batch": trial.base.effective_batch,
+        f"{name}/base_failed_runs": trial.base.failed_runs,
+        f"{name}/base_validation_loss": loss.mean if loss else None,
+    }
+
+
+def against(name: str, one: ArmResult, other: ArmResult) -> dict[str, Any]:
+    """What decides between two arms: the difference seed by seed, never whether each passes a threshold of its own."""
+    return {
+        **fields(excess(one, other), f"{name}_loss_above"),
+        f"{name}_failed_runs": one.failed_runs,
+        f"{name}_is_worse": is_worse(one, other),
     }
 
 
 def points(trial_name: str, trial: Trial) -> Iterator[dict[str, Any]]:
     """Each rule's line begins at the base; what an arm is judged by are its differences, seed by seed."""
-    follows = {each.effective_batch: each for each in trial.named(PAPERS_RULE[trial_name])}
+    follows = {each.effective_batch: each for each in trial.named(RULE[trial_name])}
     for name in dict.fromkeys(each.arm.name for each in trial.results):
         for each in [trial.base, *trial.named(name)]:
             more = None if each is trial.base else excess(each, trial.base)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradaccum.measurements.distributed import Strategy
 from gradaccum.measurements.rank_sweep import Sweep
-from gradaccum.results.fits import Percentiles, ends
-from gradaccum.results.sync_fit import SyncTimeFit, fit_sync_replicates, fit_sync_time
+from gradaccum.results.intervals import Interval, ends, mean_interval
+from gradaccum.results.sync_fit import SyncTimeFit, fit_sync_rounds, fit_sync_time
 
 PARTS = ("t_micro_ms", "t_sync_ms", "t_step_ms")
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The step-time model of one strategy, over both ways to sync, with its bootstrap replicates.
+    """The step-time model of one strategy, over both ways to sync: fitted to all rounds together, and to each alone.
 
     Keeping parameters gathered is left out: its micro-batches cost otherwise.
     """
 
     best: SyncTimeFit
-    replicates: Sequence[SyncTimeFit]
+    rounds: Sequence[SyncTimeFit]
 
     @classmethod
     def of(cls, sweep: Sweep, strategy: Strategy) -> Fitted:
@@ -29,17 +29,16 @@ class Fitted:
         steps, syncs = [each.plan.accum_steps for each in timed], [each.per_window("sync_calls") for each in timed]
         return cls(
             fit_sync_time(steps, syncs, [each.ms for each in timed]),
-            fit_sync_replicates(steps, syncs, [each.replicates for each in timed])
-            if all(each.interval for each in timed)
-            else [],
+            fit_sync_rounds(steps, syncs, [each.point.round_medians_ms for each in timed]),
         )
 
-    def interval(self, of: Callable[[SyncTimeFit], float]) -> Percentiles | None:
-        return Percentiles.of(map(of, self.replicates)) if self.replicates else None
+    def interval(self, name: str) -> Interval | None:
+        """Of a part, over rounds; None where one alone was fitted."""
+        parts = [float(getattr(fit, name)) for fit in self.rounds]
+        return mean_interval(parts).at_least(0.0) if len(parts) > 1 else None
 
     def part(self, name: str) -> dict[str, float | None]:
-        interval = self.interval(lambda fit: float(getattr(fit, name)))
-        return {name: getattr(self.best, name), **ends(name, interval)}
+        return {name: getattr(self.best, name), **ends(name, self.interval(name))}
 
     def sentence(self) -> str:
         """The model with its parts' intervals, and whether to believe it."""
@@ -51,6 +50,6 @@ class Fitted:
         return f"{found} misses a point by {missed}, so that it explains little: go by the measured times."
 
     def shown(self, name: str) -> str:
-        interval = self.interval(lambda fit: float(getattr(fit, name)))
+        interval = self.interval(name)
         value = f"{getattr(self.best, name):.2g} ms"
         return f"{value} ({interval.low:.2g} to {interval.high:.2g})" if interval else value

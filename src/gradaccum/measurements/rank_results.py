@@ -14,7 +14,7 @@ from gradaccum.measurements.rank_sweep import Sweep, Taken
 from gradaccum.measurements.rank_timing import Timed
 from gradaccum.measurements.spread import Way
 from gradaccum.results.curve import Curve
-from gradaccum.results.fits import Percentiles, ends
+from gradaccum.results.intervals import Interval, ends, geometric_interval
 from gradaccum.results.outcome import Outcome
 
 SAME_BYTES = 0.01
@@ -69,9 +69,11 @@ def headline(sweep: Sweep, config: Config, fits: Mapping[Strategy, Fitted]) -> d
     return metrics | {"disturbed_visits": sum(each.point.disturbed for each in sweep.timed)}
 
 
-def ratio_interval(over: Timed, under: Timed) -> Percentiles | None:
-    known = over.interval and under.interval
-    return Percentiles.of(over.replicates / under.replicates) if known else None
+def ratio_interval(over: Timed, under: Timed) -> Interval | None:
+    """Round by round: what slows the machine in one slows both."""
+    rounds = zip(over.point.round_medians_ms, under.point.round_medians_ms, strict=False)
+    ratios = [numerator / denominator for numerator, denominator in rounds]
+    return geometric_interval(ratios) if len(ratios) > 1 else None
 
 
 def points(sweep: Sweep, config: Config, fits: Mapping[Strategy, Fitted]) -> Iterator[dict[str, Any]]:

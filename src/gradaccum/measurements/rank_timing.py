@@ -19,7 +19,6 @@ from gradaccum.measurements.points import StepTime, TimedStep, Visit
 from gradaccum.measurements.setup import Progress, Setup
 from gradaccum.measurements.spread import Way, spread, ways
 from gradaccum.measurements.timing import WARM_UP, quiet, shuffled_rounds, visit_all
-from gradaccum.results.fits import bootstrap_medians
 
 Visited = tuple[Way, BatchPlan]
 
@@ -45,10 +44,7 @@ def time_ways(bench: Bench, config: Config, setup: Setup, *, progress: Progress)
     steps = timer.affordable(points)
     order = [*points, *shuffled_rounds(points, config.repeats - 1, seed=setup.seed)]
     timed = visit_all(progress(order, "distributed"), lambda each: timer.visit(*each, steps[each]), timer.has_time)
-    return [
-        Timed(point, bootstrap_medians(point.wall_ms, seed=setup.seed), way)
-        for (way, _), point in zip(points, timed, strict=True)
-    ]
+    return [Timed(point, way) for (way, _), point in zip(points, timed, strict=True)]
 
 
 class Timer:

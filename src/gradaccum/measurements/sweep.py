@@ -10,7 +10,6 @@ from gradaccum.measurements.setup import Progress, Setup
 from gradaccum.measurements.throughput import Config
 from gradaccum.measurements.throughput_results import outcome
 from gradaccum.measurements.timing import Timer, time_points
-from gradaccum.results.fits import bootstrap_medians
 from gradaccum.results.outcome import Outcome
 
 
@@ -27,11 +26,6 @@ def sweep(config: Config, setup: Setup, progress: Progress) -> Outcome:
         max(before, matmul_peak_flops_per_sec(bench.device)),
         {micro: flops_of_micro_batch(bench, prepared[0]) for micro, prepared in timer.prepared.items()},
     )
-    measured = {
-        each.plan: Measured(
-            each, bootstrap_medians(each.wall_ms, seed=setup.seed), limit.share(each.plan, each.median_step_ms)
-        )
-        for each in points
-    }
+    measured = {each.plan: Measured(each, limit.share(each.plan, each.median_step_ms)) for each in points}
     costs = Costs([measured[plan] for plan in curve], [measured[plan] for plan in frontier], limit)
     return outcome(costs, config, setup)

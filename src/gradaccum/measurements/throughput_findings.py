@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from gradaccum.measurements.costs import Costs, Measured
 from gradaccum.measurements.points import disturbance
 from gradaccum.measurements.throughput import Config
+from gradaccum.results.fits import FLAT
 from gradaccum.results.sizes import grouped
-
-POOR = 0.15
-"""A point this far off the fit says that the fit does not describe the points."""
 
 FEW = 4
 """Fewer points than this leave a line of two numbers next to nothing to miss."""
@@ -38,10 +36,12 @@ def doubts(costs: Costs, both: Sequence[Measured], config: Config) -> Iterator[s
             f"{len(costs.curve)} points lie on or near any line: set throughput.accum_steps to at least {FEW} to see "
             "whether the model holds."
         )
-    if costs.fit.best.max_rel_residual > POOR:
+    misses = [costs.fit.best.max_rel_residual, abs(costs.fit.extrapolation_error or 0.0)]
+    if max(misses) > FLAT:
         yield (
-            f"Residuals of over {POOR:.0%} say that noise moved the points off the model's line: what is fitted (the "
-            "share paid once a step, where it flattens) is worth little. Measure longer, or on a quieter machine."
+            f"The model misses a point by {max(misses):.1%}, more than the {FLAT:.0%} by which flat is told: what is "
+            "fitted (the share paid once a step, where it flattens) is rough, whatever its interval, which knows of "
+            "noise only. Where noise is the cause, measure longer, or on a quieter machine."
         )
     if any(each.mfu > 1 for each in both):
         yield (
@@ -57,8 +57,9 @@ def flattening(costs: Costs, config: Config) -> str:
     interval = fit.flattens_interval
     between = f"; 95 % interval {interval.low:.0f} to {interval.high:.0f}" if interval else ""
     return (
-        f"The curve flattens at effective batch {fit.flattens_at} (N={steps}{reach}{between}): from there, samples/s "
-        f"are within 5 % of the asymptote, {grouped(fit.best.asymptotic_samples_per_sec(fit.micro_batch))}."
+        f"By the fit, the curve flattens at effective batch {fit.flattens_at} (N={steps}{reach}{between}): from there, "
+        f"its samples/s are within {FLAT:.0%} of its asymptote, "
+        f"{grouped(fit.best.asymptotic_samples_per_sec(fit.micro_batch))}."
     )
 
 

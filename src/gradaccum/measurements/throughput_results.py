@@ -12,7 +12,7 @@ from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config
 from gradaccum.measurements.throughput_findings import findings
 from gradaccum.results.curve import Curve
-from gradaccum.results.fits import ends
+from gradaccum.results.intervals import ends
 from gradaccum.results.outcome import Outcome, Row, StepSeries
 from gradaccum.results.sizes import grouped
 

@@ -12,7 +12,8 @@ from gradaccum.results.curve import Curve, Point
 
 Metrics = Mapping[str, Any]
 
-ORDER_OF_MAGNITUDE = 10
+NEAR = 3
+"""A bend within this factor of the noise scale is of its order; ten would hold whatever arms a sweep usually has."""
 
 DECIDES = """\
 ## What each arm was compared with
@@ -20,9 +21,6 @@ DECIDES = """\
 Validation loss at the end, on equal samples: mean over the seeds, with its 95 % interval. Arms share their seeds, so
 what decides is not whether two such intervals meet, but whether that of the differences, seed by seed, excludes 0.
 """
-
-RULE = {"linear": "warm_up", "half_life": "half_life"}
-"""Of each trial, the arms that do as the paper says."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,9 @@ class Claim:
     figure: str
 
 
-def claims(efficiency: Metrics, scaling: Metrics) -> list[Claim]:
-    return [_linear_scaling(scaling), _noise_scale(efficiency), _half_life(scaling)]
+def claims(efficiency: Metrics, scaling: Metrics, arms: Sequence[int]) -> list[Claim]:
+    """From both stages' `metrics.json`, and the effective batches of the efficiency stage's arms."""
+    return [_linear_scaling(scaling), _noise_scale(efficiency, arms), _half_life(scaling)]
 
 
 def page(all_claims: list[Claim], efficiency: Curve, scaling: Curve) -> str:
@@ -67,23 +66,25 @@ def _linear_scaling(scaling: Metrics) -> Claim:
 
 
 def _linear_verdict(scaling: Metrics) -> tuple[str, str]:
-    """The claim has two halves: scaled reaches further than unscaled, and further with warm-up than without."""
+    """The claim's parts, each by the difference that decides it: scaled keeps the result, and both halves help."""
     if scaling["linear/base_failed_runs"]:
         return "cannot tell", ""
-    unscaled, abrupt, warm = (
-        scaling[f"linear/{name}/holds_up_to_times"] for name in ("unscaled", "no_warm_up", "warm_up")
-    )
-    if warm > unscaled and warm > abrupt:
+    if scaling["linear/warm_up_failed_runs"]:
+        return "not shown", ""
+    seen = {
+        "that the small batch's result is kept": not scaling["linear/warm_up_is_worse"],
+        "that scaling helps": scaling["linear/unscaled_is_worse"],
+        "that warm-up helps": scaling["linear/no_warm_up_is_worse"],
+    }
+    unseen = [part for part, shown in seen.items() if not shown]
+    if not unseen:
         return "holds", ""
-    if warm > unscaled:
-        return "in part", " Warm-up carried it no further than none, so this size does not show what warm-up is for."
-    if warm > abrupt:
-        return "in part", " Warm-up helps, but scaling carried it no further than the learning rate unscaled."
-    return "not shown", " Scaling with warm-up carried it no further than the other ways: this size does not show it."
+    helped = scaling["linear/unscaled_is_worse"] or scaling["linear/no_warm_up_is_worse"]
+    return "in part" if helped else "not shown", f" This size does not show {', nor '.join(unseen)}."
 
 
-def _noise_scale(efficiency: Metrics) -> Claim:
-    here, verdict = _bend(efficiency)
+def _noise_scale(efficiency: Metrics, arms: Sequence[int]) -> Claim:
+    here, verdict = _bend(efficiency, arms)
     return Claim(
         paper="McCandlish et al. 2018, arXiv 1812.06162",
         says="The loss reached on equal samples bends at a batch of the order of the gradient noise scale.",
@@ -93,7 +94,7 @@ def _noise_scale(efficiency: Metrics) -> Claim:
     )
 
 
-def _bend(efficiency: Metrics) -> tuple[str, str]:
+def _bend(efficiency: Metrics, arms: Sequence[int]) -> tuple[str, str]:
     noise, bend = sentences.noise_scale(efficiency), efficiency["worse_from_effective_batch"]
     nothing = sentences.nothing_to_compare(efficiency)
     if nothing:
@@ -101,16 +102,28 @@ def _bend(efficiency: Metrics) -> tuple[str, str]:
     if noise is None:
         return f"{sentences.quality(efficiency)} No noise scale could be told.", "cannot tell"
     told = f"{sentences.quality(efficiency)} {noise}"
-    if bend is None:
-        return f"{told} No arm was large enough to lose quality.", "cannot tell"
     if efficiency["worse_from_failed_runs"]:
         return f"{told} It was the learning rate that was too large there, whatever the noise.", "cannot tell"
     middle = sentences.middle(efficiency)
     if middle is None or not math.isfinite(middle):
         return f"{told} In half of training no gradient stands out of the noise.", "cannot tell"
-    times = bend / middle
-    near = 1 / ORDER_OF_MAGNITUDE <= times <= ORDER_OF_MAGNITUDE
-    return f"{told} {bend} is {times:.2g} times the middle of these, {middle:.3g}.", "holds" if near else "not shown"
+    return _near(bend, middle, arms=sorted(arms), told=told)
+
+
+def _near(bend: int | None, middle: float, *, arms: Sequence[int], told: str) -> tuple[str, str]:
+    """Whether quality is first lost near the noise scale: shown only by arms that could have lost it elsewhere."""
+    low, high = middle / NEAR, middle * NEAR
+    order = f"from {low:.3g} to {high:.3g}, within {NEAR} times the middle of these"
+    if bend is None and arms[-1] <= high:
+        return f"{told} No arm was large enough to lose quality: the largest lies below {high:.3g}.", "cannot tell"
+    if bend is None:
+        return f"{told} Quality would be lost {order}; {arms[-1]} lies beyond, and lost none.", "not shown"
+    times = f"{told} {bend} is {bend / middle:.2g} times the middle of these, {middle:.3g}"
+    if not low <= bend <= high:
+        return f"{times}.", "not shown"
+    if all(low <= arm <= high for arm in arms[1:]):
+        return f"{times}, but so is every arm that could lose quality, {order}.", "cannot tell"
+    return f"{times}.", "holds"
 
 
 def _half_life(scaling: Metrics) -> Claim:
@@ -128,21 +141,22 @@ def _half_life_verdict(scaling: Metrics) -> str:
     """As good as the large batch, and better than with beta2 fixed; the second alone is a part of it."""
     if scaling["half_life/base_failed_runs"]:
         return "cannot tell"
-    if scaling["half_life/holds"]:
-        return "holds"
-    helped = scaling["half_life/fixed_is_worse"] and not scaling["half_life/kept_failed_runs"]
-    return "in part" if helped else "not shown"
+    if scaling["half_life/kept_failed_runs"] or not scaling["half_life/fixed_is_worse"]:
+        return "not shown"
+    return "in part" if scaling["half_life/kept_is_worse"] else "holds"
 
 
 def _arms(efficiency: Curve, scaling: Curve) -> Iterator[str]:
-    for trial, rule in RULE.items():
+    for trial, rule in sentences.RULE.items():
         lines = {name: points for name, points in scaling.series().items() if name.startswith(f"{trial}/")}
         every = [point for points in lines.values() for point in points]
         bases = [point for point in every if point["effective_batch"] == point["departs_from"]]
         base = f"the base, {bases[0]['effective_batch']}"
         columns = {f"minus that of {base}": "loss_above_base", f"minus that of {rule} there": "loss_above_rule"}
         yield from _table(trial, {"base": bases[:1]} | lines, columns, skip=bases)
-    yield from _table("efficiency", efficiency.series(), {"minus that of the best arm": "loss_above_best"}, skip=())
+    yield from _table(
+        "efficiency", efficiency.series(), {"minus that of the smallest arm": "loss_above_reference"}, skip=()
+    )
 
 
 def _table(title: str, lines: Mapping[str, Sequence[Point]], columns: Mapping[str, str], *, skip: Any) -> Iterator[str]:

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gradaccum.results.canvas import PALETTE, column, finish, log2, new_axes
 from gradaccum.results.curve import Curve, Point
+from gradaccum.results.fits import FLAT
 from gradaccum.results.outcome import Row, Table
 from gradaccum.results.sizes import grouped, shown_bytes
 
@@ -73,7 +74,8 @@ def _curve(rate: Axes, time: Axes, points: Sequence[Point]) -> None:
     time.plot(x, fitted, color="0.5", label="fit: N x t_micro + t_step")
     _with_interval(time, x, times, label="median, 95 % interval", linestyle="none")
     asymptote = 1000 * x[-1] / fitted[-1] / (1 - points[-1]["step_share"])
-    rate.axhspan(0.95 * asymptote, asymptote, color="0.88", label=f"within 5 % of the asymptote, {grouped(asymptote)}")
+    within = f"within {100 * FLAT:g} % of the asymptote, {grouped(asymptote)}"
+    rate.axhspan((1 - FLAT) * asymptote, asymptote, color="0.88", label=within)
     rate.plot(x, 1000 * np.divide(x, fitted), color="0.5", label="fit")
     ends = [1000 * np.divide(x, each) for each in (medians, high, low)]
     _with_interval(rate, x, ends, label="median, 95 % interval", linestyle="none")

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from gradaccum.errors import GradaccumError
 
-RESAMPLES = 1000
-"""Of the bootstrap: enough for two digits of an interval's ends."""
+FLAT = 0.05
+"""How near the asymptote counts as flat. A fit that misses a point by more cannot tell well where that is."""
 
 
 class FitError(GradaccumError, ValueError):
     """Points that the model cannot explain."""
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """95 % of what the bootstrap gave."""
-
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, replicates: Iterable[float] | NDArray[np.float64]) -> Percentiles:
-        """The percentile interval."""
-        low, high = np.percentile(np.fromiter(replicates, dtype=float), [2.5, 97.5]).tolist()
-        return cls(low, high)
-
-
-def ends(name: str, interval: Percentiles | None) -> dict[str, float | None]:
-    """As fields of a point: `name_low`, `name_high`; null where there is no interval."""
-    low, high = (interval.low, interval.high) if interval else (None, None)
-    return {f"{name}_low": low, f"{name}_high": high}
 
 
 @dataclass(frozen=True)
@@ -65,9 +44,9 @@ class StepTimeFit:
         """What the curve approaches as `accum_steps` grows."""
         return 1000 * micro_batch / self.t_micro_ms
 
-    def flattens_at_accum_steps(self, within: float = 0.05) -> int:
-        """First `accum_steps` whose samples per second lie within that share of the asymptote."""
-        return max(1, math.ceil((1 - within) / within * self.t_step_ms / self.t_micro_ms - 1e-9))
+    def flattens_at_accum_steps(self) -> int:
+        """First `accum_steps` whose samples per second lie within `FLAT` of the asymptote."""
+        return max(1, math.ceil((1 - FLAT) / FLAT * self.t_step_ms / self.t_micro_ms - 1e-9))
 
 
 def fit_step_time(accum_steps: Sequence[int], step_ms: Sequence[float]) -> StepTimeFit:
@@ -112,27 +91,14 @@ def extrapolation_error(accum_steps: Sequence[int], step_ms: Sequence[float]) ->
     return fit.step_ms(most) / measured - 1
 
 
-def bootstrap_medians(rounds: Sequence[Sequence[float]], *, seed: int) -> NDArray[np.float64]:
-    """Medians of resampled measurements, `[RESAMPLES]`.
+def fit_rounds(accum_steps: Sequence[int], medians: Sequence[Sequence[float]]) -> list[StepTimeFit]:
+    """One fit a round, so that how far rounds lie apart shows in what is fitted; none where a round is noise alone.
 
-    Rounds are drawn first and measurements within them second (a two-stage bootstrap, Davison and Hinkley 1997, section
-    3.8): steps of one round share what the machine did just then, and drawn alone they would feign certainty.
+    Args:
+        accum_steps: of each point.
+        medians: of each point's step times, by round; a round that not all points saw is left out.
     """
-    shortest = min(len(measured) for measured in rounds)
-    measured = np.array([each[:shortest] for each in rounds])
-    random = np.random.default_rng(seed)
-    which = random.integers(len(rounds), size=(RESAMPLES, len(rounds), 1))
-    steps = random.integers(shortest, size=(RESAMPLES, len(rounds), shortest))
-    medians: NDArray[np.float64] = np.median(measured[which, steps], axis=(1, 2))
-    return medians
-
-
-def fit_replicates(accum_steps: Sequence[int], medians: Sequence[NDArray[np.float64]]) -> list[StepTimeFit]:
-    """One fit a bootstrap replicate; `medians[i]` are the replicates of point `i`."""
-    fits = []
-    for replicate in np.stack(medians, axis=1):
-        try:
-            fits.append(fit_step_time(accum_steps, replicate.tolist()))
-        except FitError:
-            continue  # a draw of noise alone has no rate to report
-    return fits
+    try:
+        return [fit_step_time(accum_steps, times) for times in zip(*medians, strict=False)]
+    except FitError:
+        return []

@@ -1,9 +1,10 @@
-"""Means over repeated runs, with their confidence intervals; no torch."""
+"""Means over repeated runs and rounds, with their confidence intervals; no torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,19 @@ class Interval:
         mean, low, high = (metrics[f"{name}{ending}"] for ending in ("", "_low", "_high"))
         return None if mean is None else cls(mean, low, high)
 
+    def at_least(self, bound: float) -> Interval:
+        """Without what cannot be, such as times below 0."""
+        return replace(self, low=max(bound, self.low), high=max(bound, self.high))
+
     def fields(self, name: str) -> dict[str, Any]:
         """As fields of a point: `name`, `name_low`, `name_high`."""
-        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
+        return {name: self.mean, **ends(name, self)}
+
+
+def ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """Of what is estimated otherwise than by the mean: `name_low`, `name_high`; null where there is no interval."""
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -37,6 +48,12 @@ def mean_interval(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     reach = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
     return Interval(mean, mean - reach, mean + reach)
+
+
+def geometric_interval(values: Sequence[float]) -> Interval:
+    """The same of values above 0 whose noise grows with them, such as times and their ratios: by their logarithms."""
+    logs = mean_interval([math.log(value) for value in values])
+    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high))
 
 
 def first_reached(x: Sequence[float], y: Sequence[float | None], level: float) -> float | None:

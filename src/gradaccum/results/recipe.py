@@ -110,8 +110,8 @@ def expectations(equivalence: Metrics, throughput: Metrics) -> dict[str, str]:
             f"{throughput['peak_samples_per_sec']:.0f} samples/s were seen."
         ),
         "flattens": (
-            f"The curve flattens at effective batch {throughput['flattens_at_effective_batch']}: beyond it, samples/s "
-            "stay within 5 % of their limit."
+            f"By these times the curve flattens at effective batch {throughput['flattens_at_effective_batch']}, which "
+            f"is as sure as they are: they miss what was timed by up to {throughput['max_rel_residual']:.1%}."
         ),
     }
 

@@ -72,7 +72,11 @@ def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
         write_text(
             root / "report" / "claims.md",
             page(
-                claims(measured.metrics["efficiency"], measured.metrics["scaling"]),
+                claims(
+                    measured.metrics["efficiency"],
+                    measured.metrics["scaling"],
+                    [point["effective_batch"] for point in measured.curves["efficiency"].points],
+                ),
                 measured.curves["efficiency"],
                 measured.curves["scaling"],
             ),
@@ -132,7 +136,15 @@ def plan_table(curve: Curve) -> Table:
 
 def efficiency_table(curve: Curve) -> Table:
     """One row an arm."""
-    keys = ("effective_batch", "steps", "lr", "validation_loss", "loss_above_best", "validation_accuracy", *QUARTERS)
+    keys = (
+        "effective_batch",
+        "steps",
+        "lr",
+        "validation_loss",
+        "loss_above_reference",
+        "validation_accuracy",
+        *QUARTERS,
+    )
     return [{key: point[key] for key in keys} for point in main_series(curve)]
 
 

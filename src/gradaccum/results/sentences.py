@@ -19,6 +19,13 @@ QUARTERS = tuple(f"noise_scale/quarter_{number}" for number in (1, 2, 3, 4))
 """The noise scale drifts along training, so it is told for each quarter. Where some quarter has one, null is infinite:
 no gradient stands out of the noise."""
 
+RULE = {"linear": "warm_up", "half_life": "half_life"}
+"""Of each published rule's trial, the name of the arms that do as the paper says."""
+
+UNTUNED = (
+    "That is so at the learning rates set here: tuned at each batch, a larger one may keep its quality "
+    "(Shallue et al. 2019, arXiv 1811.03600)."
+)
 
 HARDLY = 0.01
 """The share by which a loss must have fallen for a run to tell anything."""
@@ -33,9 +40,18 @@ def compared(difference: Interval, other: str) -> str:
     return f"not told apart from {other} ({difference.low:+.2g} to {difference.high:+.2g})"
 
 
+def missed(difference: Interval, loss: float) -> str:
+    """How much more loss there may be where none was shown, as a share of `loss`."""
+    return (
+        f", so up to {difference.high / abs(loss):.0%} more is possible"
+        if difference.low <= 0 < difference.high
+        else ""
+    )
+
+
 def nothing_to_compare(metrics: Metrics) -> str | None:
     """Why the arms say nothing about effective batches; None where they do."""
-    loss, before = metrics["best_validation_loss"], metrics["validation_loss_before"]
+    loss, before = metrics["reference_validation_loss"], metrics["validation_loss_before"]
     if loss is None:
         return (
             "Every arm failed with some seed: diverged, or ended worse than it began. Lower efficiency.base_lr, unless "
@@ -43,7 +59,7 @@ def nothing_to_compare(metrics: Metrics) -> str | None:
         )
     if before - loss < HARDLY * abs(before):
         return (
-            f"Training hardly moved, in the best arm from validation loss {before:.4g} to {loss:.4g}, so there is "
+            f"Training hardly moved, in the smallest arm from validation loss {before:.4g} to {loss:.4g}, so there is "
             "nothing to compare yet. Raise efficiency.samples or efficiency.base_lr."
         )
     return None
@@ -56,22 +72,27 @@ def quality(metrics: Metrics) -> str:
         metrics["worse_from_effective_batch"],
         metrics["seeds"],
     )
-    best = f"that of the best arm, {metrics['best_effective_batch']}"
-    at_good = Interval.of(metrics, "worth_it_loss_above_best")
+    reference = f"that at {metrics['reference_effective_batch']}"
+    at_good = Interval.of(metrics, "worth_it_loss_above_reference")
     first = f"Up to effective batch {good} a larger batch costs no quality that {seeds} seeds could show"
     if at_good is not None:
-        first += f": the loss there is {compared(at_good, best)}"
-        if at_good.low <= 0 < at_good.high:
-            first += f", so up to {at_good.high / abs(metrics['best_validation_loss']):.0%} more is possible"
-    elif good == metrics["best_effective_batch"]:
-        first += ": it is the best arm"
+        first += (
+            f": the loss there is {compared(at_good, reference)}{missed(at_good, metrics['reference_validation_loss'])}"
+        )
+    elif good == metrics["reference_effective_batch"]:
+        first += ": it is the smallest arm"
     if bad is None:
         return f"{first}. It is the largest measured, so larger ones may be worth it too."
-    if metrics["worse_from_failed_runs"]:
-        return f"{first}. At {bad}, {metrics['worse_from_failed_runs']} of {seeds} seeds failed."
-    at_bad = Interval.of(metrics, "worse_from_loss_above_best")
-    assert at_bad is not None, "an arm in which no seed failed has a loss"
-    return f"{first}. At {bad} the loss is {compared(at_bad, best)}."
+    return f"{first}. {_lost(metrics, reference)} {UNTUNED}"
+
+
+def _lost(metrics: Metrics, reference: str) -> str:
+    bad, failed = metrics["worse_from_effective_batch"], metrics["worse_from_failed_runs"]
+    if failed:
+        return f"At {bad}, {failed} of {metrics['seeds']} seeds failed."
+    above = Interval.of(metrics, "worse_from_loss_above_reference")
+    assert above is not None, "an arm in which no seed failed has a loss"
+    return f"At {bad} the loss is {compared(above, reference)}."
 
 
 def noise_scale(metrics: Metrics) -> str | None:
@@ -114,52 +135,43 @@ def _quarter(scale: float, low: float, high: float) -> str:
 
 
 def linear_scaling(metrics: Metrics) -> str:
-    """How far each way to set SGD's learning rate carries the result of the smallest arm."""
-    base, seeds = metrics["linear/base_effective_batch"], metrics["seeds"]
+    """What a larger batch ends with at SGD's learning rate scaled, with a warm-up and without, and unscaled."""
+    base = metrics["linear/base_effective_batch"]
     if metrics["linear/base_failed_runs"]:
-        return (
-            f"Effective batch {base}, from which linear scaling departs, failed with "
-            f"{metrics['linear/base_failed_runs']} of {seeds} seeds: lower scaling.linear.base_lr."
-        )
-    warm, abrupt, unscaled = (
-        _reach(metrics[f"linear/{name}/holds_up_to_times"], metrics["linear/largest_times"])
-        for name in ("warm_up", "no_warm_up", "unscaled")
-    )
+        return _no_base(metrics, "linear", "linear scaling")
     return (
-        f"Linear scaling from effective batch {base}: with warm-up, the result stays {warm}; without warm-up, "
-        f"{abrupt}; with the learning rate unscaled, {unscaled}."
+        f"Linear scaling from effective batch {base} to {metrics['linear/times']:g} times that: with warm-up it "
+        f"{_ending(metrics, 'linear/warm_up', f'that at {base}')}; without warm-up it "
+        f"{_ending(metrics, 'linear/no_warm_up', 'that with warm-up')}; with the learning rate unscaled it "
+        f"{_ending(metrics, 'linear/unscaled', 'that with warm-up')}."
     )
-
-
-def _reach(times: float, largest: float) -> str:
-    if times == 1:
-        return "at no larger batch tried"
-    return f"up to {times:g} times that batch" + (", the largest tried" if times == largest else "")
 
 
 def half_life(metrics: Metrics) -> str:
     """What AdamW's second moment does to the smallest arm, with its half-life kept and with its beta fixed."""
-    base, seeds = metrics["half_life/base_effective_batch"], metrics["seeds"]
+    base = metrics["half_life/base_effective_batch"]
     if metrics["half_life/base_failed_runs"]:
-        return (
-            f"Effective batch {base}, from which the half-life rule departs, failed with "
-            f"{metrics['half_life/base_failed_runs']} of {seeds} seeds: lower scaling.half_life.base_lr."
-        )
-    kept, fixed = (_ending(metrics, name) for name in ("kept", "fixed"))
+        return _no_base(metrics, "half_life", "the half-life rule")
     return (
         f"At effective batch {metrics['half_life/effective_batch']}, AdamW with its second moment's half-life kept "
-        f"{kept}; with beta2 fixed it {fixed}."
+        f"{_ending(metrics, 'half_life/kept', f'that at {base}')}; with beta2 fixed it "
+        f"{_ending(metrics, 'half_life/fixed', 'that with the half-life kept')}."
     )
 
 
-def _ending(metrics: Metrics, arm: str) -> str:
-    """How the smallest arm ended; with beta2 fixed, beside how it did with the half-life kept."""
-    failed, seeds = metrics[f"half_life/{arm}_failed_runs"], metrics["seeds"]
-    if failed:
-        return f"failed with {failed} of {seeds} seeds"
-    name, other = {
-        "kept": ("loss_above_base", f"that at {metrics['half_life/base_effective_batch']}"),
-        "fixed": ("loss_of_fixed_above_it", "that with the half-life kept"),
-    }[arm]
-    difference = Interval.of(metrics, f"half_life/{name}")
-    return "failed with no seed" if difference is None else f"ends with a loss {compared(difference, other)}"
+def _no_base(metrics: Metrics, trial: str, rule: str) -> str:
+    return (
+        f"Effective batch {metrics[f'{trial}/base_effective_batch']}, from which {rule} departs, failed with "
+        f"{metrics[f'{trial}/base_failed_runs']} of {metrics['seeds']} seeds: lower scaling.{trial}.base_lr."
+    )
+
+
+def _ending(metrics: Metrics, arm: str, other: str) -> str:
+    """How an arm ended beside the one it is judged by, and what loss that may have missed."""
+    if metrics[f"{arm}_failed_runs"]:
+        return f"failed with {metrics[f'{arm}_failed_runs']} of {metrics['seeds']} seeds"
+    difference = Interval.of(metrics, f"{arm}_loss_above")
+    if difference is None:
+        return "failed with no seed"
+    of = metrics[f"{arm.partition('/')[0]}/base_validation_loss"]
+    return f"ends with a loss {compared(difference, other)}{missed(difference, of)}"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 EXPLAINS = 0.15
@@ -51,8 +50,8 @@ def fit_sync_time(accum_steps: Sequence[int], sync_calls: Sequence[int], step_ms
     return SyncTimeFit(t_micro, t_sync, t_step, residual)
 
 
-def fit_sync_replicates(
-    accum_steps: Sequence[int], sync_calls: Sequence[int], medians: Sequence[NDArray[np.float64]]
+def fit_sync_rounds(
+    accum_steps: Sequence[int], sync_calls: Sequence[int], medians: Sequence[Sequence[float]]
 ) -> list[SyncTimeFit]:
-    """One fit a bootstrap replicate; `medians[i]` are the replicates of point `i`."""
-    return [fit_sync_time(accum_steps, sync_calls, replicate.tolist()) for replicate in np.stack(medians, axis=1)]
+    """One fit a round; `medians[i]` are those of point `i`, by round. A round that not all points saw is left out."""
+    return [fit_sync_time(accum_steps, sync_calls, times) for times in zip(*medians, strict=False)]

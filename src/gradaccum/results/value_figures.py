@@ -13,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradaccum.results.canvas import column, finish_with_one_legend, log2, new_axes
-from gradaccum.results.claims import RULE
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Row, Table
-from gradaccum.results.sentences import QUARTERS
+from gradaccum.results.sentences import QUARTERS, RULE
 from gradaccum.results.sentences import middle as noise_middle
 from gradaccum.results.worth import TARGETS, targets
 
@@ -40,9 +39,9 @@ def learning(curve: Curve, tables: Tables) -> Figure:
         axes.set_ylim(0.7 * least, 1.5 * start)
     _log(by_steps.set_xscale, (line.get_xdata() for line in by_steps.lines))
     for name, points in curve.series().items():
-        _differences(above, points, "loss_above_best", label=f"{name}, 95 % interval")
+        _differences(above, points, "loss_above_reference", label=f"{name}, 95 % interval")
     _batches(above, curve.points)
-    above.set(ylabel="loss above the best arm's", title="What decides: the difference, seed by seed")
+    above.set(ylabel="loss above the smallest arm's", title="What decides: the difference, seed by seed")
     finish_with_one_legend(figure, (by_samples, by_steps, above), "samples")
     by_steps.set_xlabel("optimizer steps")
     above.set_xlabel(EFFECTIVE_BATCH)

@@ -39,7 +39,7 @@ def plan(point: Point) -> tuple[Any, ...]:
 
 def _row(point: Point, samples_per_sec: float | None) -> Row:
     row = {"effective_batch": point["effective_batch"], "samples_per_sec": samples_per_sec}
-    row |= {f"loss_above_best{end}": point[f"loss_above_best{end}"] for end in ENDS}
+    row |= {f"loss_above_reference{end}": point[f"loss_above_reference{end}"] for end in ENDS}
     for name in (f"{target}{end}" for target in TARGETS for end in ENDS):
         samples = point[f"samples_to_{name}"]
         row[f"samples_to_{name}"] = samples
@@ -92,7 +92,7 @@ def _answer(efficiency: Metrics, throughput: Metrics, curve: Curve) -> str:
     cheaper = f"From effective batch {least} to {flat}{sure} larger is cheaper per sample"
     if flat <= least:
         cheaper = f"From effective batch {least} on a sample costs about the same"
-    at = f"micro-batches of {curve.points[0]['micro_batch']} and {curve.points[0]['series']}"
+    at = f"micro-batches of {curve.points[0]['micro_batch']} and {curve.points[0]['series']}, and fitted"
     quality = f"up to {good} it costs no quality that {efficiency['seeds']} seeds could show"
     return f"{cheaper} (timed with {at}), {quality}: {_choice(max(flat, least), good)}"
 
@@ -118,10 +118,10 @@ def _table(rows: Table, efficiency: Metrics) -> Iterator[str]:
     pairs = [(unit, name, loss) for name, loss in targets(efficiency).items() for unit in ("samples", "seconds")]
     heads = [f"{unit} to loss {loss:.3g}" for unit, _, loss in pairs]
     names = [f"{unit}_to_{name}" for unit, name, _ in pairs]
-    yield " | ".join(["| effective batch | loss above the best | samples/s", *heads]) + " |"
+    yield " | ".join(["| effective batch | loss above the smallest arm's | samples/s", *heads]) + " |"
     yield "|---" * (3 + len(heads)) + "|"
     for row in rows:
-        above = _spread(row, "loss_above_best", "+.2g")
+        above = _spread(row, "loss_above_reference", "+.2g")
         rate = "-" if row["samples_per_sec"] is None else f"{row['samples_per_sec']:.0f}"
         times = [_spread(row, name, ".0f" if name.startswith("samples") else ".2g") for name in names]
         yield "| " + " | ".join([str(row["effective_batch"]), above, rate, *times]) + " |"
