@@ -419,8 +419,8 @@ MUTANTS = [
     Mutant(
         "a converted model goes unnoticed",
         HELD,
-        "if self._first.dtype is not self._first_dtype:",
-        "if False:",
+        "if (built := self._dtypes[parameter]) is not parameter.dtype:",
+        "if (built := None):",
         "tests/engine/test_changed_models.py::test_a_model_converted_to_another_type_is_refused",
     ),
     Mutant(

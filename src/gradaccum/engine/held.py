@@ -30,20 +30,17 @@ class Held:
     def __init__(self, model: nn.Module, optimizer: Optimizer, gradients: NativeGradients) -> None:
         self._model, self._optimizer, self._mastered = model, optimizer, gradients.mastered
         self._dtypes = {parameter: parameter.dtype for parameter in gradients.parameters}
-        self._first, self._first_dtype = gradients.parameters[0], gradients.parameters[0].dtype
         self._stepped = stepped_by(optimizer)
         self._trained: Sequence[torch.dtype | None] = ()
 
     def require_unchanged(self) -> None:
-        """Before a window, at next to no cost: refuse parameters that joined the optimizer, and a converted model."""
+        """Before a window, at next to no cost: refuse parameters that joined the optimizer."""
         if self._stepped != (now := stepped_by(self._optimizer)):
             raise ConfigError(
                 f"the optimizer steps {now} parameters, but had {self._stepped} when this Accumulator was built, and "
                 "it would neither clear nor clip the gradients of the others. Build it after the last change to the "
                 "optimizer."
             )
-        if self._first.dtype is not self._first_dtype:
-            self._require_same_dtypes()
 
     def require_known(self, trained: Sequence[torch.dtype | None], found: Sequence[Tensor]) -> None:
         """After a window's backward passes, before anything is stepped: refuse gradients that went elsewhere.
@@ -54,13 +51,18 @@ class Held:
         """
         if trained == self._trained:
             return
-        self._require_same_dtypes()
         for name, parameter in self._model.named_parameters():
             if parameter not in self._dtypes:
                 raise ConfigError(
                     f"the model's parameter {name!r} is another than when this Accumulator was built (a module or a "
                     "parameter was replaced, or converted), and the optimizer would go on stepping the one that the "
                     f"model no longer uses. {REBUILD}"
+                )
+            if (built := self._dtypes[parameter]) is not parameter.dtype:
+                raise ConfigError(
+                    f"the model's parameter {name!r} is {parameter.dtype} now, but was {built} when this Accumulator "
+                    "was built, so that gradients are summed, and the optimizer's state kept, in other types than it "
+                    f"was asked for. {REBUILD}"
                 )
             if self._mastered is not None and parameter.requires_grad and parameter not in self._mastered:
                 raise ConfigError(
@@ -74,15 +76,6 @@ class Held:
                     "defined here. Use sparse=False in the embedding that makes it."
                 )
         self._trained = trained
-
-    def _require_same_dtypes(self) -> None:
-        for name, parameter in self._model.named_parameters():
-            if (built := self._dtypes.get(parameter, parameter.dtype)) is not parameter.dtype:
-                raise ConfigError(
-                    f"the model's parameter {name!r} is {parameter.dtype} now, but was {built} when this Accumulator "
-                    "was built, so that gradients are summed, and the optimizer's state kept, in other types than it "
-                    f"was asked for. {REBUILD}"
-                )
 
 
 def stepped_by(optimizer: Optimizer) -> int:
