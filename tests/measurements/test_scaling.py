@@ -81,15 +81,16 @@ def test_half_life_departs_from_the_largest_arm() -> None:
     arms = half_life_arms(HalfLife(**HALF_LIFE), AdamW(lr=9.0, betas=(0.8, 0.5)))
     assert [(each.name, each.plan.effective_batch) for each in arms] == [
         ("base", 64),
+        ("twice_lr", 64),
         ("fixed", 16),
         ("half_life", 16),
         ("fixed", 4),
         ("half_life", 4),
     ]
     betas = [each.settings.betas for each in arms if isinstance(each.settings, AdamW)]
-    assert [first for first, _ in betas] == [0.8] * 5
-    assert [second for _, second in betas] == pytest.approx([0.95, 0.95, 0.95 ** (1 / 4), 0.95, 0.95 ** (1 / 16)])
-    assert [each.settings.lr for each in arms] == pytest.approx([1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4])
+    assert [first for first, _ in betas] == [0.8] * 6
+    assert [second for _, second in betas] == pytest.approx([0.95, 0.95, 0.95, 0.95 ** (1 / 4), 0.95, 0.95 ** (1 / 16)])
+    assert [each.settings.lr for each in arms] == pytest.approx([1e-3, 2e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4])
 
 
 def linear_trial(*, unscaled: Ends, no_warm_up: Ends, warm_up: Ends, base: Ends = (0.10, 0.11, 0.12)) -> Trial:
@@ -138,6 +139,7 @@ def test_half_life_is_compared_at_the_smallest_arm(
         (
             result("fixed", 16, 0.0, 0.0, 0.0),
             result("half_life", 16, 1.0, 1.0, 1.0),
+            result("twice_lr", 64, 0.1, 0.2, 0.4),
             result("fixed", 4, *fixed),
             result("half_life", 4, *kept),
         ),
@@ -145,6 +147,7 @@ def test_half_life_is_compared_at_the_smallest_arm(
     )
     found = half_life_metrics(trial)
     assert found["half_life/effective_batch"] == 4
+    assert found["half_life/twice_lr_loss_above"] == pytest.approx(0.1 / 3)
     assert found["half_life/kept_is_worse"] is kept_is_worse
     assert found["half_life/fixed_is_worse"] is fixed_is_worse
     assert found["half_life/kept_failed_runs"] == kept.count(None)
@@ -201,5 +204,5 @@ def test_a_base_that_failed_is_told() -> None:
     worse = (0.5, 0.5, 0.5)
     found = linear_metrics(linear_trial(unscaled=worse, no_warm_up=worse, warm_up=(0.1, 0.1, 0.1), base=base))
     assert found["linear/base_failed_runs"] == 1
-    half_life = (result("fixed", 4, *worse), result("half_life", 4, 0.1, 0.1, 0.1))
+    half_life = (result("twice_lr", 8, *worse), result("fixed", 4, *worse), result("half_life", 4, 0.1, 0.1, 0.1))
     assert half_life_metrics(Trial(half_life, result("base", 8, *base)))["half_life/base_failed_runs"] == 1

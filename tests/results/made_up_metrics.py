@@ -56,6 +56,7 @@ SCALING: dict[str, Any] = {
     "half_life/base_failed_runs": 0,
     "half_life/base_validation_loss": 0.3,
     "half_life/effective_batch": 4,
+    **against("half_life/twice_lr", (0.01, -0.02, 0.04)),
     **against("half_life/kept", (-0.01, -0.05, 0.03)),
     **against("half_life/fixed", (0.02, 0.01, 0.03)),
     "seeds": 3,

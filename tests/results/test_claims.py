@@ -143,6 +143,16 @@ def test_half_life_is_judged_by_both_of_its_differences(kept: Any, fixed: Any, v
     assert found.here == sentences.half_life({**SCALING, **changes})
 
 
+@pytest.mark.parametrize("kept", [EITHER, BETTER, WORSE])
+@pytest.mark.parametrize("fixed", [EITHER, WORSE])
+def test_a_base_that_twice_the_learning_rate_serves_better_shows_no_rule(kept: Any, fixed: Any) -> None:
+    arms = against("half_life/kept", kept) | against("half_life/fixed", fixed)
+    found = judged("Marek", **arms, **against("half_life/twice_lr", BETTER))
+    assert found.verdict == "cannot tell"
+    assert "But at twice its learning rate 64 ends with a loss 0.2 (0.1 to 0.3) below this" in found.here
+    assert judged("Marek", **arms, **against("half_life/twice_lr", WORSE)).verdict != "cannot tell"
+
+
 @pytest.mark.parametrize(("failed", "verdict"), [("kept", "not shown"), ("fixed", "holds"), ("base", "cannot tell")])
 def test_arms_that_failed_show_no_rule(failed: str, verdict: str) -> None:
     changes = (

@@ -79,7 +79,8 @@ def linear_arms(grid: LinearScaling, settings: SGD) -> list[Arm]:
 def half_life_arms(grid: HalfLife, settings: AdamW) -> list[Arm]:
     """The largest arm as set; each smaller one with its second beta, and with its half-life.
 
-    The learning rate follows the square root of the effective batch in both.
+    The learning rate follows the square root of the effective batch in both. The largest arm is tried at twice its rate
+    as well: one that twice the rate serves better is no match for a smaller batch, whose steps are more.
     """
     plans = [BatchPlan(grid.micro_batch * steps, grid.micro_batch) for steps in sorted(grid.accum_steps, reverse=True)]
     arms: list[Arm] = []
@@ -89,6 +90,8 @@ def half_life_arms(grid: HalfLife, settings: AdamW) -> list[Arm]:
             betas = (settings.betas[0], scaled_beta2(grid.base_beta2, times, rule))
             lr = scaled_lr(grid.base_lr, times, "sqrt")
             arms.append(Arm(rule if arms else "base", plan, replace(settings, lr=lr, betas=betas)))
+    base = arms[0].settings
+    arms.insert(1, replace(arms[0], name="twice_lr", settings=replace(base, lr=2 * base.lr)))
     return arms
 
 
@@ -111,6 +114,7 @@ def half_life_metrics(trial: Trial) -> dict[str, Any]:
     return {
         **base_metrics(trial, "half_life"),
         "half_life/effective_batch": kept.effective_batch,
+        **against("half_life/twice_lr", trial.named("twice_lr")[0], trial.base),
         **against("half_life/kept", kept, trial.base),
         **against("half_life/fixed", fixed, kept),
     }
@@ -135,9 +139,13 @@ def against(name: str, one: ArmResult, other: ArmResult) -> dict[str, Any]:
 
 
 def points(trial_name: str, trial: Trial) -> Iterator[dict[str, Any]]:
-    """Each rule's line begins at the base; what an arm is judged by are its differences, seed by seed."""
+    """Each rule's line begins at the base; what an arm is judged by are its differences, seed by seed.
+
+    Other arms at the base's own effective batch only probe the base, and have no line.
+    """
     follows = {each.effective_batch: each for each in trial.named(RULE[trial_name])}
-    for name in dict.fromkeys(each.arm.name for each in trial.results):
+    follow = [each for each in trial.results if each.effective_batch != trial.base.effective_batch]
+    for name in dict.fromkeys(each.arm.name for each in follow):
         for each in [trial.base, *trial.named(name)]:
             more = None if each is trial.base else excess(each, trial.base)
             rule = follows.get(each.effective_batch, each)

@@ -14,7 +14,8 @@ def scaled_lr(base_lr: float, times: float, scaling: Scaling) -> float:
     """Learning rate at `times` the base effective batch.
 
     `linear` is the rule of Goyal et al. 2017, arXiv 1706.02677, section 2.1, for SGD; `sqrt` keeps the noise of a step
-    the same (Krizhevsky 2014, arXiv 1404.5997, section 5), and is often taken for Adam.
+    the same (Krizhevsky 2014, arXiv 1404.5997, section 5), and is Adam's rule in Malladi et al. 2022, arXiv 2205.10287,
+    which scales the betas and epsilon along with it.
     """
     return base_lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[scaling]
 

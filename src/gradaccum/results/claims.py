@@ -9,6 +9,7 @@ from typing import Any
 
 from gradaccum.results import sentences
 from gradaccum.results.curve import Curve, Point
+from gradaccum.results.intervals import Interval
 
 Metrics = Mapping[str, Any]
 
@@ -127,23 +128,31 @@ def _near(bend: int | None, middle: float, *, arms: Sequence[int], told: str) ->
 
 
 def _half_life(scaling: Metrics) -> Claim:
+    verdict, remark = _half_life_verdict(scaling)
     return Claim(
         paper="Marek et al. 2025, arXiv 2507.07101",
         says="With AdamW's second moment kept at its half-life in samples, beta2' = beta2^(B'/B), small batches train "
         "as well as large ones.",
-        here=sentences.half_life(scaling),
-        verdict=_half_life_verdict(scaling),
+        here=f"{sentences.half_life(scaling)}{remark}",
+        verdict=verdict,
         figure="half_life.png",
     )
 
 
-def _half_life_verdict(scaling: Metrics) -> str:
-    """As good as the large batch, and better than with beta2 fixed; the second alone is a part of it."""
+def _half_life_verdict(scaling: Metrics) -> tuple[str, str]:
+    """As good as the large batch at its best, and better than with beta2 fixed; the second alone is a part of it."""
     if scaling["half_life/base_failed_runs"]:
-        return "cannot tell"
+        return "cannot tell", ""
+    twice = Interval.of(scaling, "half_life/twice_lr_loss_above")
+    if twice is not None and twice.high < 0:
+        base = scaling["half_life/base_effective_batch"]
+        return "cannot tell", (
+            f" But at twice its learning rate {base} ends with a loss {sentences.compared(twice, 'this')}, so that it "
+            "was not at its best: raise scaling.half_life.base_lr."
+        )
     if scaling["half_life/kept_failed_runs"] or not scaling["half_life/fixed_is_worse"]:
-        return "not shown"
-    return "in part" if scaling["half_life/kept_is_worse"] else "holds"
+        return "not shown", ""
+    return "in part" if scaling["half_life/kept_is_worse"] else "holds", ""
 
 
 def _arms(efficiency: Curve, scaling: Curve) -> Iterator[str]:
