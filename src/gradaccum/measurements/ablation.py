@@ -71,7 +71,7 @@ def measure(config: Config, setup: Setup, progress: Progress = no_progress) -> O
     """Take every variant's first step in float64 beside the full batch's, then train with it in float32."""
     from gradaccum.measurements.ablation_results import outcome_of  # noqa: PLC0415 (needs torch; a config does not)
     from gradaccum.measurements.bench import Bench  # noqa: PLC0415
-    from gradaccum.measurements.mistakes import Trainer, arms  # noqa: PLC0415
+    from gradaccum.measurements.mistakes import VariantTrainer, arms  # noqa: PLC0415
 
-    trainer = Trainer(Bench.prepare(setup), config, setup)
+    trainer = VariantTrainer(Bench.prepare(setup), config, setup)
     return outcome_of([trainer.show(arm) for arm in progress(arms(config), "ablation")], trainer)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gradaccum.measurements.ablation import Config
-from gradaccum.measurements.mistakes import CONTROL, Arm, Shown, Trainer, ragged_cut
+from gradaccum.measurements.mistakes import CONTROL, Shown, VariantArm, VariantTrainer, ragged_cut
 from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Outcome, StepSeries
 
@@ -18,7 +18,7 @@ NOTICED = 0.01
 """Relative difference of the last loss from which a mistake would be noticed."""
 
 
-def outcome_of(shown: Sequence[Shown], trainer: Trainer) -> Outcome:
+def outcome_of(shown: Sequence[Shown], trainer: VariantTrainer) -> Outcome:
     config = trainer.config
     exact = [each.arm for each in shown if each.arm.name == CONTROL and trainer.counts_are_equal(each.arm)]
     gaps = {arm.accum_steps: trainer.control_gap(arm) for arm in exact}
@@ -93,7 +93,7 @@ def findings(shown: Sequence[Shown], gaps: Mapping[int, float]) -> Iterator[str]
         yield f"The naive gradient over the right one: {times}."
     for optimizer in dict.fromkeys(each.arm.optimizer for each in shown):
         for right, wrong in (("scaled", "naive"), ("scaled_clipped", "naive_clipped")):
-            pair = [by_arm.get(Arm(optimizer, name, most)) for name in (right, wrong)]
+            pair = [by_arm.get(VariantArm(optimizer, name, most)) for name in (right, wrong)]
             if pair[0] and pair[1]:
                 yield f"At N={most}, {told(pair[1], pair[0])}."
     lower = list(lower_than_right(by_arm, most))
@@ -119,10 +119,10 @@ RIGHT_LOOP = {
 """What each mistake was meant to be: on the same cut, and clipped if it clips."""
 
 
-def lower_than_right(by_arm: Mapping[Arm, Shown], accum_steps: int) -> Iterator[str]:
+def lower_than_right(by_arm: Mapping[VariantArm, Shown], accum_steps: int) -> Iterator[str]:
     """Mistakes whose last loss is noticeably below that of the loop that they were meant to be."""
     for arm, wrong in by_arm.items():
-        right = by_arm.get(Arm(arm.optimizer, RIGHT_LOOP.get(arm.name, ""), accum_steps))
+        right = by_arm.get(VariantArm(arm.optimizer, RIGHT_LOOP.get(arm.name, ""), accum_steps))
         if arm.accum_steps != accum_steps or right is None or wrong.diverged_at_step or right.diverged_at_step:
             continue
         if wrong.losses[-1] < right.losses[-1] * (1 - NOTICED):
@@ -150,7 +150,7 @@ def ending(each: Shown) -> str:
     )
 
 
-def failures(shown: Sequence[Shown], trainer: Trainer) -> Iterator[str]:
+def failures(shown: Sequence[Shown], trainer: VariantTrainer) -> Iterator[str]:
     """Claims about ratios, where a variant's cut lets them be exact."""
     for each in shown:
         expected = {"scaled": 1, "scaled_ragged": 1, "naive": each.arm.accum_steps}.get(each.arm.name)

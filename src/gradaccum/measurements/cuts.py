@@ -59,7 +59,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedCuts:
     """Everything that was compared.
 
     Attributes:
@@ -77,7 +77,7 @@ class Comparison:
     narrow: Sequence[NarrowErrors]
 
 
-def compare_cuts(config: Config, setup: Setup, progress: Progress) -> Comparison:
+def compare_cuts(config: Config, setup: Setup, progress: Progress) -> ComparedCuts:
     """See `gradaccum.measurements.equivalence.measure`."""
     bench = Bench.prepare(setup)
     subject, quiet = subject_of(bench, config).quiet()
@@ -86,7 +86,7 @@ def compare_cuts(config: Config, setup: Setup, progress: Progress) -> Comparison
     cases = [(optimizer, cut) for optimizer in config.optimizers for cut in config.all_cuts()]
     compared = [comparer.compare(*case, scaled) for case in progress(cases, "equivalence")]
     wrong = [each.cut for each in compared if not each.verdict.equivalent]
-    return Comparison(
+    return ComparedCuts(
         compared,
         controls={
             "undivided": comparer.compare(config.optimizers[0], max(config.all_cuts(), key=is_even), naive),

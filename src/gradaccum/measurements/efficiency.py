@@ -12,12 +12,12 @@ from gradaccum.measurements.grid import Seeds, require_whole_windows
 from gradaccum.measurements.rules import Beta2Rule, Decay, Scaling
 from gradaccum.measurements.setup import (
     STRICT,
+    Fraction,
     OptimizerName,
     PositiveFloat,
     PositiveInt,
     Progress,
     Setup,
-    Share,
     no_progress,
     require_distinct,
 )
@@ -52,7 +52,7 @@ class Config:
     base_lr: PositiveFloat
     base_effective_batch: PositiveInt
     scaling: Scaling
-    warmup_fraction: Share
+    warmup_fraction: Fraction
     decay: Decay
     beta2_rule: Beta2Rule
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gradaccum.measurements.cuts import Compared, Comparison, Pair, cut_name
+from gradaccum.measurements.cuts import Compared, ComparedCuts, Pair, cut_name
 from gradaccum.measurements.equivalence import Config
 from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Outcome
 
 
-def outcome_of(comparison: Comparison, config: Config) -> Outcome:
+def outcome_of(comparison: ComparedCuts, config: Config) -> Outcome:
     compared, controls, narrow = comparison.compared, comparison.controls, comparison.narrow
     metrics = headline(compared, controls, comparison.pairs)
     return Outcome(

@@ -29,7 +29,7 @@ CONTROL = "scaled_at_n_times_lr"
 
 
 @dataclass(frozen=True)
-class Arm:
+class VariantArm:
     """One variant under one optimizer at one number of accumulation steps."""
 
     optimizer: OptimizerName
@@ -56,25 +56,27 @@ class Shown:
         diverged_at_step: first window, from 1, whose loss was not finite; None if all were.
     """
 
-    arm: Arm
+    arm: VariantArm
     grad_norm_ratio: float | None
     param_diff_step1: float
     losses: tuple[float, ...]
     diverged_at_step: int | None
 
 
-def arms(config: Config) -> list[Arm]:
+def arms(config: Config) -> list[VariantArm]:
     """All variants on the same grid, and with them what they are compared with."""
     names: list[str] = list(config.variants)
     if "mean_of_means" in names:
         names.append("scaled_ragged")
-    found = [Arm(opt, name, steps) for opt in config.optimizers for name in names for steps in config.accum_steps]
+    found = [
+        VariantArm(opt, name, steps) for opt in config.optimizers for name in names for steps in config.accum_steps
+    ]
     if "naive" in names and "sgd" in config.optimizers:
-        found += [Arm("sgd", CONTROL, steps) for steps in config.accum_steps]
+        found += [VariantArm("sgd", CONTROL, steps) for steps in config.accum_steps]
     return found
 
 
-class Trainer:
+class VariantTrainer:
     """Runs arms on the same samples in the same order."""
 
     def __init__(self, bench: Bench, config: Config, setup: Setup) -> None:
@@ -91,12 +93,12 @@ class Trainer:
         """A window without one, which the engine skips, tells nothing of a mistake: none of the loops sees it."""
         return any(self.bench.workload.objective.totals(self.bench.window(indices, [len(indices)])))
 
-    def show(self, arm: Arm) -> Shown:
+    def show(self, arm: VariantArm) -> Shown:
         ratio, param_diff = self.first_step(arm)
         losses, diverged = self.train(arm)
         return Shown(arm, ratio if arm.variant.one_gradient else None, param_diff, losses, diverged)
 
-    def first_step(self, arm: Arm) -> tuple[float, float]:
+    def first_step(self, arm: VariantArm) -> tuple[float, float]:
         """Gradient norm over, and largest parameter difference from, the full batch's (clipped where the arm clips)."""
         clip_norm = self.config.clip_norm if arm.variant.clipped else None
         full = full_batch_step(self.bench.workload.objective, clip_norm)
@@ -105,9 +107,9 @@ class Trainer:
         ratio = norm(one.gradients) / norm(reference.gradients)
         return ratio, largest(difference(one.parameters, reference.parameters))[1]
 
-    def control_gap(self, control: Arm) -> float:
+    def control_gap(self, control: VariantArm) -> float:
         """Largest parameter difference between the naive loop and the control after step 1, over the norm."""
-        naive = Arm(control.optimizer, "naive", control.accum_steps)
+        naive = VariantArm(control.optimizer, "naive", control.accum_steps)
         one, other = (self.one_step(self.step(arm), self.cut(arm), self.settings(arm)) for arm in (naive, control))
         return largest(difference(one.parameters, other.parameters))[1] / norm(one.parameters)
 
@@ -115,11 +117,11 @@ class Trainer:
         window = self.bench.window(self.windows[0], cut, torch.float64)
         return take_step(self.bench, step, window, settings=settings, dtype=torch.float64)
 
-    def counts_are_equal(self, arm: Arm) -> bool:
+    def counts_are_equal(self, arm: VariantArm) -> bool:
         window = self.bench.window(self.windows[0], self.cut(arm))
         return len({tuple(self.bench.workload.objective.totals([batch])) for batch in window}) == 1
 
-    def train(self, arm: Arm) -> tuple[tuple[float, ...], int | None]:
+    def train(self, arm: VariantArm) -> tuple[tuple[float, ...], int | None]:
         """Losses of all windows, and the first window whose loss was not finite."""
         model = self.bench.model()
         optimizer = make_optimizer(model, self.settings(arm))
@@ -132,17 +134,17 @@ class Trainer:
             losses.append(loss)
         return tuple(losses), None
 
-    def step(self, arm: Arm) -> TrainingStep:
+    def step(self, arm: VariantArm) -> TrainingStep:
         return arm.variant.step(self.bench.workload.objective, self.config.clip_norm)
 
-    def settings(self, arm: Arm) -> SGD | AdamW:
+    def settings(self, arm: VariantArm) -> SGD | AdamW:
         settings = self.setup.optimizers.settings(arm.optimizer)
         if arm.name != CONTROL or isinstance(settings, AdamW):
             return settings
         times = arm.accum_steps  # weight decay pulls as before, since it is multiplied by the learning rate too
         return SGD(lr=settings.lr * times, momentum=settings.momentum, weight_decay=settings.weight_decay / times)
 
-    def cut(self, arm: Arm) -> list[int]:
+    def cut(self, arm: VariantArm) -> list[int]:
         make = ragged_cut if arm.variant.ragged else equal_cut
         return make(self.config.effective_batch, arm.accum_steps)
 

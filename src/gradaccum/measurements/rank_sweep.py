@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gradaccum.engine.batching import Batch
 from gradaccum.measurements.bench import Bench
-from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, scale_of, take_step
+from gradaccum.measurements.comparison import Scale, Trace, TrainingStep, full_batch_step, scale_of, take_step
 from gradaccum.measurements.distributed import Config
 from gradaccum.measurements.rank_timing import Timed, time_ways
 from gradaccum.measurements.setup import Progress, Setup
@@ -24,7 +24,6 @@ from gradaccum.measurements.verdict import Difference, Verdict, judge
 DTYPES = (torch.float64, torch.float32)
 
 Share = Sequence[Sequence[int]]
-Step = Callable[[nn.Module, Optimizer, Sequence[Batch]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Sweep:
 def sweep(config: Config, setup: Setup, progress: Progress) -> Sweep:
     """See `gradaccum.measurements.distributed.measure`."""
     bench = Bench.prepare(setup)
-    comparer = Comparer(bench, config, setup)
+    comparer = RankComparer(bench, config, setup)
     all_ways = ways(config.strategies)
     few = min(steps for steps in config.accum_steps if config.micro_batch * steps > 1)
     uneven = uneven_share(config.micro_batch, few, config.world_size)
@@ -75,7 +74,7 @@ def sweep(config: Config, setup: Setup, progress: Progress) -> Sweep:
 
 
 @dataclass
-class Comparer:
+class RankComparer:
     """Takes one window in every way; one process's only once for each share and precision."""
 
     bench: Bench
@@ -102,7 +101,7 @@ class Comparer:
             optimizer_steps=farthest_from_one(single[1].optimizer_steps),
         )
 
-    def differ(self, way: Way, share: Share, step: Step, *, dtype: torch.dtype) -> tuple[Difference, Trace]:
+    def differ(self, way: Way, share: Share, step: TrainingStep, *, dtype: torch.dtype) -> tuple[Difference, Trace]:
         sizes = [size for of_rank in share for size in of_rank]
         indices = self.bench.order(sum(sizes))
         start = sum(sum(of_rank) for of_rank in share[: dist.get_rank()])

@@ -40,14 +40,14 @@ def time_ways(bench: Bench, config: Config, setup: Setup, *, progress: Progress)
     plans = [BatchPlan(per_micro * steps * world, per_micro, world) for steps in config.accum_steps]
     all_ways = ways(config.strategies)
     points = [(way, plan) for way in all_ways for plan in plans]
-    timer = Timer(bench, config, setup)
+    timer = RankTimer(bench, config, setup)
     steps = timer.affordable(points)
     order = [*points, *shuffled_rounds(points, config.repeats - 1, seed=setup.seed)]
     timed = visit_all(progress(order, "distributed"), lambda each: timer.visit(*each, steps[each]), timer.has_time)
     return [Timed(point, way) for (way, _), point in zip(points, timed, strict=True)]
 
 
-class Timer:
+class RankTimer:
     """Times steps; every visit trains the same new model on the same micro-batches, dealt out to the ranks."""
 
     def __init__(self, bench: Bench, config: Config, setup: Setup) -> None:

@@ -11,11 +11,11 @@ from gradaccum.measurements.grid import Seeds, require_whole_windows
 from gradaccum.measurements.rules import Decay
 from gradaccum.measurements.setup import (
     STRICT,
+    Fraction,
     PositiveFloat,
     PositiveInt,
     Progress,
     Setup,
-    Share,
     no_progress,
     require_distinct,
 )
@@ -53,7 +53,7 @@ class LinearScaling(Grid):
         warmup_fraction: share of the samples over which the base's learning rate rises to the arm's.
     """
 
-    warmup_fraction: Annotated[Share, Field(gt=0)]
+    warmup_fraction: Annotated[Fraction, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -64,7 +64,7 @@ class HalfLife(Grid):
         base_beta2: second beta of the largest arm.
     """
 
-    base_beta2: Annotated[Share, Field(gt=0)]
+    base_beta2: Annotated[Fraction, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

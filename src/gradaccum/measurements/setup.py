@@ -17,7 +17,7 @@ STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 PositiveInt = Annotated[int, Field(strict=True, ge=1, lt=2**40)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 OptimizerName = Literal["sgd", "adamw"]
 
@@ -41,7 +41,7 @@ class SGD:
     """torch.optim.SGD's settings, and the clip that goes with them."""
 
     lr: PositiveFloat
-    momentum: Share = 0.0
+    momentum: Fraction = 0.0
     weight_decay: NotNegative = 0.0
     clip_norm: PositiveFloat | None = None
 
@@ -51,7 +51,7 @@ class AdamW:
     """torch.optim.AdamW's settings, and the clip that goes with them."""
 
     lr: PositiveFloat
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NotNegative = 0.01
     clip_norm: PositiveFloat | None = None
