@@ -160,7 +160,22 @@ def test_a_curve_of_text_and_nulls_is_published(store: Store, client: MlflowClie
 
     (run,) = runs(store, client, store.name)
     assert run.data.metrics == {"throughput/sgd/loss": 1.5}
-    assert run.data.tags["not_finite.throughput/sgd/loss"] == "null at step 4"
+    assert not [name for name in run.data.tags if "finite" in name]
+
+
+def test_a_state_s_description_has_the_first_finding_of_each_stage_or_where_that_is_gone_its_first_number(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    Path("dvc.yaml").write_text("stages: {throughput: {desc: What does it cost?}}")
+    found = replace(outcome, findings=["It costs 3.", "It flattens."])
+    with stage_run("throughput", PARAMS) as run:
+        run.log(found, artifacts=write_outcome(found))
+    agree(store, locked(found), here())
+    other = replace(outcome, metrics={"none": None, "peak": 1.23456})
+    agree(store, locked(other), here())
+
+    notes = [run.data.tags["mlflow.note.content"] for run in reversed(runs(store, client, store.name))]
+    assert notes == ["- throughput: What does it cost? It costs 3.", "- throughput: What does it cost? peak: 1.235"]
 
 
 def test_nothing_new_imports_neither_mlflow_nor_torch(template: Project) -> None:

@@ -18,7 +18,7 @@ from gradaccum.tracking.lockfile import LockedStage, Pipeline
 from gradaccum.tracking.memory import forget_runs, recall_run, remember_publication
 from gradaccum.tracking.provenance import Origin
 from gradaccum.tracking.publication import Press
-from gradaccum.tracking.records import cut_params
+from gradaccum.tracking.records import DESCRIPTION, cut_params, described
 from gradaccum.tracking.store import MEMORY, Store
 
 LIVE, PUBLISHED, UNCHANGED = "logged live", "published from the files", "unchanged"
@@ -126,8 +126,14 @@ class Agreeing:
         if found:
             self.refresh(found[0], tags)
         else:
-            self.publish_state(tags)
+            self.publish_state({**tags, **self.summary(links)})
         remember_publication(self.store, self.pipeline.state, names)
+
+    def summary(self, links: Mapping[str, str]) -> dict[str, str]:
+        """The state's description: of each stage its question and the first that it found."""
+        notes = {name: self.client.get_run(run_id).data.tags.get(DESCRIPTION, "") for name, run_id in links.items()}
+        first = [(name.partition(".")[2], note.replace("\n\n- ", " ").splitlines()) for name, note in notes.items()]
+        return described("", [f"{stage}: {lines[0]}" for stage, lines in first if lines])
 
     def refresh(self, run: Run, tags: Mapping[str, str]) -> None:
         changed = {name: text for name, text in tags.items() if run.data.tags.get(name) != text}

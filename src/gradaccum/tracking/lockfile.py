@@ -132,6 +132,14 @@ def read_pipeline(folder: Path = Path()) -> Pipeline:
     return Pipeline({name: _stage(name, entry) for name, entry in locked.items() if name.partition("@")[0] in current})
 
 
+def question(stage: str) -> str:
+    """What the stage asks, as dvc.yaml in the working folder says; empty where it does not."""
+    try:
+        return str(_read(PIPELINE).get("stages", {}).get(stage, {}).get("desc", ""))
+    except ConfigError:
+        return ""
+
+
 def _stage(name: str, entry: Mapping[str, Any]) -> LockedStage:
     return LockedStage(
         name=name,
