@@ -16,7 +16,7 @@ from gradaccum.results.files import write_outcome
 from gradaccum.results.outcome import Outcome
 from gradaccum.tracking import publication
 from gradaccum.tracking import track as track_module
-from gradaccum.tracking.agreement import Agreeing, Agreement, agree
+from gradaccum.tracking.agreement import LIVE, PUBLISHED, UNCHANGED, Agreeing, Agreement, agree
 from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import Pipeline
 from gradaccum.tracking.memory import is_published
@@ -49,8 +49,9 @@ def test_agreeing_twice_adds_nothing(store: Store, client: MlflowClient, pipelin
     first = agree(store, pipeline, here())
     second = agree(store, pipeline, here())
 
-    assert first.runs == {"throughput": "published", "pipeline": "published"}
-    assert second.runs == {"throughput": "as it was", "pipeline": "as it was"}
+    assert first.runs == {"throughput": PUBLISHED, "pipeline": PUBLISHED}
+    assert str(first) == "published from the files: throughput, pipeline"
+    assert str(second) == "unchanged: throughput, pipeline"
     assert counts(store, client) == (1, 1)
 
 
@@ -63,7 +64,7 @@ def test_the_live_run_with_these_results_is_claimed_and_another_is_not(
             run.log(measured, artifacts=write_outcome(measured))
     pipeline = locked(outcome)
 
-    assert agree(store, pipeline, here()).runs["throughput"] == "claimed"
+    assert agree(store, pipeline, here()).runs["throughput"] == LIVE
     (claimed,) = [run for run in runs(store, client, store.stages_name) if "stage_key" in run.data.tags]
     assert claimed.info.run_id == run.run_id
 
@@ -74,7 +75,7 @@ def test_a_live_run_of_other_params_is_not_claimed_though_its_results_are_equal(
     with stage_run("throughput", PARAMS) as run:
         run.log(outcome, artifacts=write_outcome(outcome))
 
-    assert agree(store, locked(outcome, seed=8), here()).runs["throughput"] == "published"
+    assert agree(store, locked(outcome, seed=8), here()).runs["throughput"] == PUBLISHED
 
 
 def test_the_run_of_a_stage_that_failed_is_not_claimed_though_its_results_are_these(
@@ -88,7 +89,7 @@ def test_the_run_of_a_stage_that_failed_is_not_claimed_though_its_results_are_th
     with pytest.raises(ClaimError):
         stage()
 
-    assert agree(store, locked(outcome), here()).runs["throughput"] == "published"
+    assert agree(store, locked(outcome), here()).runs["throughput"] == PUBLISHED
 
 
 def test_a_run_half_made_is_never_taken_for_done(
@@ -100,7 +101,7 @@ def test_a_run_half_made_is_never_taken_for_done(
             agree(store, pipeline, here())
     assert counts(store, client) == (1, 0)
 
-    assert agree(store, pipeline, here()).runs == {"throughput": "as it was", "pipeline": "published"}
+    assert agree(store, pipeline, here()).runs == {"throughput": UNCHANGED, "pipeline": PUBLISHED}
     assert counts(store, client) == (1, 1)
 
 
@@ -159,7 +160,22 @@ def test_a_curve_of_text_and_nulls_is_published(store: Store, client: MlflowClie
 
     (run,) = runs(store, client, store.name)
     assert run.data.metrics == {"throughput/sgd/loss": 1.5}
-    assert run.data.tags["not_finite.throughput/sgd/loss"] == "null at step 4"
+    assert not [name for name in run.data.tags if "finite" in name]
+
+
+def test_a_state_s_description_has_the_first_finding_of_each_stage_or_where_that_is_gone_its_first_number(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    Path("dvc.yaml").write_text("stages: {throughput: {desc: What does it cost?}}")
+    found = replace(outcome, findings=["It costs 3.", "It flattens."])
+    with stage_run("throughput", PARAMS) as run:
+        run.log(found, artifacts=write_outcome(found))
+    agree(store, locked(found), here())
+    other = replace(outcome, metrics={"none": None, "peak": 1.23456})
+    agree(store, locked(other), here())
+
+    notes = [run.data.tags["mlflow.note.content"] for run in reversed(runs(store, client, store.name))]
+    assert notes == ["- throughput: What does it cost? It costs 3.", "- throughput: What does it cost? peak: 1.235"]
 
 
 def test_nothing_new_imports_neither_mlflow_nor_torch(template: Project) -> None:
@@ -222,4 +238,4 @@ def test_one_process_at_a_time_agrees_so_that_two_publish_one_run(
 
     monkeypatch.setattr(Agreeing, "agree", watched)
 
-    assert agree(store, pipeline, here()).runs["pipeline"] == "published"
+    assert agree(store, pipeline, here()).runs["pipeline"] == PUBLISHED

@@ -41,7 +41,7 @@ def test_repro_makes_one_run_a_stage_and_one_of_the_pipeline(project: Project) -
     assert [sample.step for sample in sorted(curve, key=lambda sample: sample.timestamp)] == [4, 8, 16]
     for name, stage in stages.items():
         assert run.data.tags[f"stage_run.{name}"] == stage.info.run_id
-    assert run.data.tags["not_finite.throughput/undefined"] == "null at step 0"
+    assert not [name for name in run.data.tags if "finite" in name]
 
 
 def test_repro_with_nothing_changed_adds_nothing(template: Project) -> None:

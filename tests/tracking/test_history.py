@@ -72,15 +72,15 @@ def test_every_commit_s_and_every_experiment_s_run_is_rebuilt_in_their_order_and
         assert lost.client.download_artifacts(run.info.run_id, "figures/throughput.png")
 
     lost.git("update-ref", f"refs/exps/{second[:2]}/{second[2:]}/same", second)
-    assert "of 4 past states 4 were there, 0 are published" in lost.sync("--all").output
+    assert "of 4 past states, 4 unchanged. Store: " in lost.sync("--all").output
     assert [run.info.run_id for run in lost.pipeline_runs()] == [run.info.run_id for run in rebuilt]
     assert [run.data.tags.get("dvc.exp_names") for run in lost.pipeline_runs()] == [None, "same", "larger"]
     assert lost.git("status", "--porcelain") == status
 
 
 @pytest.mark.e2e
-def test_a_state_whose_lock_is_broken_or_whose_results_the_cache_lacks_is_told_and_left_out(
-    lost: Project, caplog: pytest.LogCaptureFixture
+def test_states_whose_lock_is_broken_or_whose_results_the_cache_lacks_are_counted_and_named_where_asked(
+    lost: Project,
 ) -> None:
     lacking = lost.git("rev-parse", "HEAD~1")
     lock = lost.git("show", "HEAD:dvc.lock")
@@ -92,14 +92,19 @@ def test_a_state_whose_lock_is_broken_or_whose_results_the_cache_lacks_is_told_a
     broken = lost.git("rev-parse", "HEAD")
     (lost.root / "dvc.lock").write_text(whole)
 
-    done = lost.sync("--all")
+    short = lost.sync("--all").output.splitlines()
 
-    assert "of 4 past states 0 were there, 2 are published" in done.output
+    counted = "of 4 past states, 2 published from the files, 2 left out (1 not in DVC's cache; 1 not readable). Store: "
+    assert counted in short[0]
+    assert short[1].startswith("Without a remote, only running such a state again brings its run. `gradaccum sync --al")
+    assert len(short) == 3
     assert [run.info.run_name for run in lost.pipeline_runs()][1:] == ["larger"]
-    told = {record.args[0]: record.message for record in caplog.records}
-    assert told.keys() == {lacking[:7], broken[:7]}
-    assert re.search(r"DVC's cache lacks .*outputs/throughput/accum-curve.json.*dvc fetch", told[lacking[:7]])
-    assert "dvc.lock is no YAML" in told[broken[:7]]
+
+    (lost.root / ".dvc/config.local").write_text("['remote \"ours\"']\n    url = elsewhere\n")
+    named = lost.sync("--all", "-v").output.splitlines()
+    assert re.match(rf"{lacking[:7]}: not in DVC's cache: it lacks .*outputs/throughput/accum-curve.json", named[0])
+    assert re.match(rf"{broken[:7]}: not readable: dvc.lock is no YAML", named[1])
+    assert "`dvc fetch --all-commits` and `dvc exp pull` get what a remote has" in named[3]
 
 
 def test_a_folder_without_a_pipeline_or_without_git_has_no_past_and_says_so(
@@ -107,10 +112,10 @@ def test_a_folder_without_a_pipeline_or_without_git_has_no_past_and_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"dvc.yaml is missing from .*Run this in the project's root"):
-        sync_all()
+        sync_all(verbose=False)
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     with pytest.raises(ConfigError, match=r"git log failed.*Past states lie in git"):
-        sync_all()
+        sync_all(verbose=False)
 
 
 def test_a_past_state_that_is_published_late_supersedes_nothing_and_is_superseded_by_what_came_after(

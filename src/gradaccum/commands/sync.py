@@ -10,6 +10,10 @@ from gradaccum.tracking.track import sync_all
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Also the results of all commits and DVC experiments.")
-def sync(everything: bool) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="With --all, name what is left out, and what it lacks.")
+def sync(everything: bool, verbose: bool) -> None:
     """Publish to MLflow what it lacks of this folder's results: after a deleted database, a pull, or a new server."""
-    (sync_all if everything else make_mlflow_agree)()
+    if everything:
+        sync_all(verbose=verbose)
+    else:
+        make_mlflow_agree()

@@ -18,19 +18,27 @@ from gradaccum.tracking.lockfile import LockedStage, Pipeline
 from gradaccum.tracking.memory import forget_runs, recall_run, remember_publication
 from gradaccum.tracking.provenance import Origin
 from gradaccum.tracking.publication import Press
-from gradaccum.tracking.records import cut_params
+from gradaccum.tracking.records import DESCRIPTION, cut_params, described
 from gradaccum.tracking.store import MEMORY, Store
+
+LIVE, PUBLISHED, UNCHANGED = "logged live", "published from the files", "unchanged"
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was done: for each run, by the name of its stage or `pipeline`, how it came about; and what hindered it."""
+    """What was done: for each run, by the name of its stage or `pipeline`, how it came about; and what hindered it.
+
+    A run was LIVE, logged by its stage; or is PUBLISHED now, from the files; or UNCHANGED, as it was there.
+    """
 
     runs: Mapping[str, str]
     problems: list[str]
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {how}" for name, how in self.runs.items()) or "nothing to publish"
+        by_how: dict[str, list[str]] = {}
+        for name, how in self.runs.items():
+            by_how.setdefault(how, []).append(name)
+        return "; ".join(f"{how}: {', '.join(names)}" for how, names in by_how.items()) or "nothing to publish"
 
 
 def agree(store: Store, pipeline: Pipeline, origin: Origin) -> Agreement:
@@ -82,7 +90,7 @@ class Agreeing:
         if keyed:
             self.drop_the_repetition([run for run in unclaimed if run.info.run_id == mine])
             self.revive(keyed[0], self.stages_id)
-            self.runs[stage.name] = "as it was"
+            self.runs[stage.name] = UNCHANGED
             return str(keyed[0].info.run_id)
         run_id = self.claim(stage, unclaimed, mine) or self.publish(stage)
         self.identify(run_id, self.stages_id, inputs=stage.inputs, mark={"stage_key": stage.key})
@@ -100,12 +108,12 @@ class Agreeing:
         for run in sorted(alike, key=lambda run: run.info.run_id != mine):
             missing = {name: text for name, text in stage.flat_params().items() if name not in run.data.params}
             Journal(self.client, run.info.run_id).params(missing)
-            self.runs[stage.name] = "claimed"
+            self.runs[stage.name] = LIVE
             return str(run.info.run_id)
         return None
 
     def publish(self, stage: LockedStage) -> str:
-        self.runs[stage.name] = "published"
+        self.runs[stage.name] = PUBLISHED
         return self.press.stage(self.stages_id, stage)
 
     def pipeline_run(self, links: Mapping[str, str]) -> None:
@@ -118,20 +126,26 @@ class Agreeing:
         if found:
             self.refresh(found[0], tags)
         else:
-            self.publish_state(tags)
+            self.publish_state({**tags, **self.summary(links)})
         remember_publication(self.store, self.pipeline.state, names)
+
+    def summary(self, links: Mapping[str, str]) -> dict[str, str]:
+        """The state's description: of each stage its question and the first that it found."""
+        notes = {name: self.client.get_run(run_id).data.tags.get(DESCRIPTION, "") for name, run_id in links.items()}
+        first = [(name.partition(".")[2], note.replace("\n\n- ", " ").splitlines()) for name, note in notes.items()]
+        return described("", [f"{stage}: {lines[0]}" for stage, lines in first if lines])
 
     def refresh(self, run: Run, tags: Mapping[str, str]) -> None:
         changed = {name: text for name, text in tags.items() if run.data.tags.get(name) != text}
         Journal(self.client, run.info.run_id).tags(changed)
         self.revive(run, self.pipelines_id)
-        self.runs["pipeline"] = "as it was"
+        self.runs["pipeline"] = UNCHANGED
 
     def publish_state(self, tags: Mapping[str, str]) -> None:
         run_id = self.press.pipeline(self.pipelines_id, self.pipeline, tags)
         mark = {"state": self.pipeline.state}
         self.identify(run_id, self.pipelines_id, inputs=self.pipeline.inputs, mark=mark)
-        self.runs["pipeline"] = "published"
+        self.runs["pipeline"] = PUBLISHED
 
     def identify(self, run_id: str, experiment: str, *, inputs: str, mark: Mapping[str, str]) -> None:
         """Tag a whole run as what it is - last of all, so that a half-made one is never taken for it."""

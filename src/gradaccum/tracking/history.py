@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,37 @@ from gradaccum.errors import ConfigError
 from gradaccum.tracking.lockfile import LOCK, PARAMS, PIPELINE, Pipeline, read_pipeline
 from gradaccum.tracking.provenance import Origin
 
+NOT_CACHED, NOT_WHOLE = "not in DVC's cache", "no whole state, as a stage was run alone"
+
 _TIMES = "%H %ct"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Why a past state has no run: a few words that many states share, and what it is with this one."""
+
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Cache:
+    """DVC's cache of the repository, wherever its configuration puts it, and whether a remote may hold more."""
+
+    objects: Any
+    has_remote: bool
+
+    def copy(self, md5: str, path: Path) -> bool:
+        """Copy the object, or every file of one that is a folder; whether all was there."""
+        source = Path(self.objects.oid_to_path(md5))
+        if not md5 or not source.exists():
+            return False
+        if md5.endswith(".dir"):
+            entries = json.loads(source.read_text())
+            return all(self.copy(entry["md5"], path / entry["relpath"]) for entry in entries)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
+        return True
 
 
 def past(folder: Path) -> list[Origin]:
@@ -45,29 +76,30 @@ def laid_out(folder: Path, origin: Origin) -> Iterator[Pipeline]:
         yield pipeline
 
 
-def hindrance(cache: Any, pipeline: Pipeline) -> str:
+def hindrance(cache: Cache, pipeline: Pipeline) -> LeftOut | None:
     """Copy what the folder lacks of the results from the cache; why there is no whole state even so, if that is so."""
     if stale := pipeline.stale():
-        return f"It is no whole state: {', '.join(stale)} was run on older results than those beside."
+        were = "was" if len(stale) == 1 else "were"
+        why = f"{', '.join(stale)} {were} run on older results than those beside"
+        return LeftOut(NOT_WHOLE, why)
     lacking = [
         path
         for stage in pipeline.counted
         for path, md5 in stage.outs.items()
-        if not Path(path).exists() and not _from_cache(cache, md5, Path(path))
+        if not Path(path).exists() and not cache.copy(md5, Path(path))
     ]
-    advice = "Get what a remote has with `dvc fetch --all-commits` or `dvc exp pull`, then sync again."
-    return f"DVC's cache lacks {', '.join(lacking)}. {advice}" if lacking else ""
+    return LeftOut(NOT_CACHED, f"it lacks {', '.join(lacking)}") if lacking else None
 
 
-def open_cache(root: Path) -> Any:
-    """DVC's cache of the repository, wherever its configuration puts it."""
+def open_cache(root: Path) -> Cache:
     from dvc.exceptions import NotDvcRepoError  # noqa: PLC0415 - takes a second, and only the past needs it
     from dvc.repo import Repo  # noqa: PLC0415 - likewise
 
     try:
-        return Repo(str(root)).cache.local
+        repo = Repo(str(root))
     except NotDvcRepoError as error:
         raise ConfigError(f"{root} is no DVC repository. Run this in the project's root.") from error
+    return Cache(repo.cache.local, has_remote=bool(repo.config["remote"]))
 
 
 def _commits(folder: Path) -> list[Origin]:
@@ -99,19 +131,6 @@ def _from_git(folder: Path, origin: Origin, path: Path) -> None:
     if found.returncode == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(found.stdout)
-
-
-def _from_cache(cache: Any, md5: str, path: Path) -> bool:
-    """Copy the object, or every file of one that is a folder; whether all was there."""
-    source = Path(cache.oid_to_path(md5))
-    if not md5 or not source.exists():
-        return False
-    if md5.endswith(".dir"):
-        entries = json.loads(source.read_text())
-        return all(_from_cache(cache, entry["md5"], path / entry["relpath"]) for entry in entries)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, path)
-    return True
 
 
 def _git(folder: Path, *arguments: str, given: str = "") -> bytes:

@@ -18,6 +18,9 @@ LOCK, PIPELINE, PARAMS = Path("dvc.lock"), Path("dvc.yaml"), "params.yaml"
 # They say nothing of what was measured: one writes what the machine is, the other is what reads this.
 _WITHOUT_STATE = ("environment", "track")
 
+NAMED = 3
+"""How many files a message names; a fresh clone lacks dozens."""
+
 
 @dataclass(frozen=True)
 class LockedStage:
@@ -113,10 +116,9 @@ class Pipeline:
         unlike = [path for stage in self.counted for path in stage.unlike_the_files()]
         problems = [f"{name} was run on older results than there are now. Run `dvc repro`." for name in self.stale()]
         if unlike:
-            files = ", ".join(unlike)
-            problems.append(
-                f"{files}: missing, or not as dvc.lock has it. Run `dvc checkout`, `dvc pull` or `dvc repro`."
-            )
+            files = ", ".join(unlike[:NAMED]) + (f" and {len(unlike) - NAMED} more" if len(unlike) > NAMED else "")
+            advice = "Run `dvc checkout` or `dvc repro`, or `dvc pull` where a remote has it."
+            problems.append(f"{files}: missing, or not as dvc.lock has it. {advice}")
         return problems
 
     def _made(self) -> dict[str, str]:
@@ -128,6 +130,14 @@ def read_pipeline(folder: Path = Path()) -> Pipeline:
     locked = _read(folder / LOCK).get("stages", {})
     current = _read(folder / PIPELINE).get("stages", {})
     return Pipeline({name: _stage(name, entry) for name, entry in locked.items() if name.partition("@")[0] in current})
+
+
+def question(stage: str) -> str:
+    """What the stage asks, as dvc.yaml in the working folder says; empty where it does not."""
+    try:
+        return str(_read(PIPELINE).get("stages", {}).get(stage, {}).get("desc", ""))
+    except ConfigError:
+        return ""
 
 
 def _stage(name: str, entry: Mapping[str, Any]) -> LockedStage:

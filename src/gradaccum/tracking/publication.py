@@ -10,10 +10,13 @@ from mlflow import MlflowClient
 
 from gradaccum.results.files import read_curve, read_json
 from gradaccum.tracking.journal import Journal
-from gradaccum.tracking.lockfile import LOCK, PARAMS, LockedStage, Pipeline
+from gradaccum.tracking.lockfile import LOCK, PARAMS, LockedStage, Pipeline, question
 from gradaccum.tracking.provenance import Origin, short_name
-from gradaccum.tracking.records import Measured, results
+from gradaccum.tracking.records import Measured, described, results
 from gradaccum.tracking.store import Store
+
+HEADLINES = 6
+"""How many numbers stand in the description of a run whose findings, which are printed only, are gone."""
 
 _OUTPUTS = Path("outputs")
 
@@ -33,7 +36,7 @@ class Press:
         journal.params(stage.flat_params())
         journal.measured(_measured(stage))
         journal.files({path.name: path for out in stage.outs for path in _expanded(Path(out))})
-        journal.tags({"results": stage.results})
+        journal.tags({**described(question(stage.name), _headline(stage)), "results": stage.results})
         return self._end(journal)
 
     def pipeline(self, experiment: str, pipeline: Pipeline, tags: Mapping[str, str]) -> str:
@@ -61,6 +64,13 @@ def _measured(stage: LockedStage, prefix: str = "") -> Measured:
     assert stage.metrics_file
     assert stage.curve_file
     return results(read_json(stage.metrics_file), read_curve(stage.curve_file), prefix)
+
+
+def _headline(stage: LockedStage) -> list[str]:
+    assert stage.metrics_file
+    known = {name: value for name, value in read_json(stage.metrics_file).items() if value is not None}
+    shown = [f"{name}: {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in known.items()]
+    return shown[:HEADLINES]
 
 
 def _files(pipeline: Pipeline) -> dict[str, bytes | Path]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,13 @@ from gradaccum.results.curve import REQUIRED, Curve
 from gradaccum.results.outcome import StepSeries
 
 PARAM_LIMIT = 6000  # characters, MLflow's own
+TAG_LIMIT = 5000  # characters, that of older servers
 Lines = dict[str, list[tuple[int, Any]]]
 
-_CUT_MARK = " ... cut, whole in params/"
+DESCRIPTION = "mlflow.note.content"
+
+_CUT = " ..."
+_CUT_MARK = f"{_CUT} cut, whole in params/"
 _NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]")
 _PARTS_OF_A_NAME = re.compile(r"/{2,}|(?<![^/])\.{1,2}(?![^/])")
 
@@ -33,13 +37,29 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """Samples, and as tags what is no finite number."""
+    """Samples; and of each line that should have been finite throughout, where it was not."""
 
     samples: tuple[Sample, ...]
-    tags: Mapping[str, str]
+    not_finite: Mapping[str, str]
 
     def __add__(self, other: Measured) -> Measured:
-        return Measured(self.samples + other.samples, {**self.tags, **other.tags})
+        return Measured(self.samples + other.samples, {**self.not_finite, **other.not_finite})
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """One tag, however many lines: among dozens nobody finds the others."""
+        told = [f"{name}: {where}" for name, where in self.not_finite.items()]
+        return {"not_finite": cut_text("; ".join(told), TAG_LIMIT)} if told else {}
+
+
+def described(question: str, said: Sequence[str]) -> dict[str, str]:
+    """The run's description, as a tag: the question that its stage asks, and what was found, a line each."""
+    text = "\n\n".join(part for part in (question, "\n".join(f"- {line}" for line in said)) if part)
+    return {DESCRIPTION: cut_text(text, TAG_LIMIT)} if text else {}
+
+
+def cut_text(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - len(_CUT)]}{_CUT}"
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -70,6 +90,7 @@ def results(metrics: Mapping[str, Any], curve: Curve, prefix: str = "") -> Measu
 
     A headline named like a line is the line's end, which MLflow shows as the metric's value: it is left to the line,
     else it would be a stray point at step 0 of its chart. One that is not its end is named `<line>/headline`.
+    A null here is what there is none of (the best arm's distance to itself, say), and is no news.
     """
     numeric = {name for point in curve.points for name, value in point.items() if isinstance(value, int | float)}
     ends = _lines(curve, prefix, {name for point in curve.points for name in point})
@@ -78,7 +99,8 @@ def results(metrics: Mapping[str, Any], curve: Curve, prefix: str = "") -> Measu
         line = ends.get(f"{prefix}{name}")
         if _is_number(value) and not (line and line[-1][1] == value):
             heads[f"{prefix}{name}/headline" if line else f"{prefix}{name}"] = [(0, value)]
-    return _measured(heads | _lines(curve, prefix, numeric - set(REQUIRED)))
+    lines = heads | _lines(curve, prefix, numeric - set(REQUIRED))
+    return _measured({name: [each for each in line if each[1] is not None] for name, line in lines.items()})
 
 
 def series_lines(series: Iterable[StepSeries]) -> Measured:
@@ -112,15 +134,15 @@ def _is_number(value: Any) -> bool:
 
 def _measured(lines: Lines) -> Measured:
     samples: list[Sample] = []
-    tags: dict[str, str] = {}
+    not_finite: dict[str, str] = {}
     for raw, line in lines.items():
         name = metric_name(raw)
         finite = [(step, value) for step, value in line if value is not None and math.isfinite(value)]
         samples += [Sample(name, float(value), step, rank) for rank, (step, value) in enumerate(finite)]
         lost = [(step, value) for step, value in line if value is None or not math.isfinite(value)]
         if lost:
-            tags[f"not_finite.{name}"[:250]] = _named(lost)
-    return Measured(tuple(samples), tags)
+            not_finite[name] = _named(lost)
+    return Measured(tuple(samples), not_finite)
 
 
 def _named(lost: list[tuple[int, Any]]) -> str:

@@ -11,14 +11,19 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gradaccum.results.outcome import Outcome
+from gradaccum.tracking.lockfile import question
 from gradaccum.tracking.memory import md5, remember_run, results_digest
 from gradaccum.tracking.patience import Patience, tracking_mode
 from gradaccum.tracking.provenance import here, short_name
-from gradaccum.tracking.records import digest, flatten, results, series_lines
+from gradaccum.tracking.records import described, digest, flatten, results, series_lines
 from gradaccum.tracking.store import Store, locate
 
 if TYPE_CHECKING:
     from gradaccum.tracking.journal import Journal
+
+
+SAID = 4
+"""How many findings a run's description holds, broken claims first."""
 
 
 class Terminated(SystemExit):
@@ -110,7 +115,8 @@ def _open(store: Store, stage: str, params: Mapping[str, Any]) -> Journal:
 def _log(journal: Journal, outcome: Outcome, files: Mapping[str, bytes | Path], *, digest_of_results: str) -> None:
     journal.measured(results(outcome.metrics, outcome.curve) + series_lines(outcome.series))
     journal.files(files)
-    journal.tags({"results": digest_of_results})  # last: it says that everything above is there
+    said = described(question(outcome.curve.stage), [*outcome.failures, *outcome.findings][:SAID])
+    journal.tags({**said, "results": digest_of_results})  # last: it says that everything above is there
 
 
 def _status_of(error: BaseException) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradaccum.errors import ConfigError, GradaccumError
-from gradaccum.tracking.history import hindrance, laid_out, open_cache, past
+from gradaccum.tracking.history import NOT_CACHED, Cache, LeftOut, hindrance, laid_out, open_cache, past
 from gradaccum.tracking.lockfile import LOCK, Pipeline, read_pipeline
 from gradaccum.tracking.memory import has_unclaimed_runs, is_published
 from gradaccum.tracking.patience import STAGE_SECONDS, Patience, TrackingError, tracking_mode
@@ -56,10 +57,11 @@ def sync() -> None:
     _publish(store, read_pipeline(), Patience(store.label, seconds=SYNC_SECONDS, strict=True))
 
 
-def sync_all() -> None:
+def sync_all(*, verbose: bool) -> None:
     """Publish the states of all commits and experiments that MLflow lacks, oldest first, then the working folder's.
 
-    What cannot be published is told and left out: its results are not in DVC's cache, or it is no whole state.
+    What cannot be published is counted and left out - its results are not in DVC's cache, or it is no whole state - and
+    where this is `verbose`, named.
 
     Raises:
         ConfigError: this is no pipeline's folder, in a repository of git and DVC.
@@ -68,31 +70,55 @@ def sync_all() -> None:
     store, folder = locate(), Path.cwd()
     origins, cache = past(folder), open_cache(store.root)
     done = {origin: _publish_past(store, cache, origin, folder=folder) for origin in origins}
-    for origin, how in done.items():
-        if how not in ("as it was", "published"):
-            _log.warning("%s is left out. %s", f"{origin.commit[:7]} {origin.experiment}".strip(), how)
-    there, made = (list(done.values()).count(how) for how in ("as it was", "published"))
-    print(f"MLflow: of {len(done)} past states {there} were there, {made} are published. Store: {store.label}")
+    left_out = {origin: how for origin, how in done.items() if isinstance(how, LeftOut)}
+    if verbose:
+        for origin, how in left_out.items():
+            print(f"{f'{origin.commit[:7]} {origin.experiment}'.strip()}: {how.kind}: {how.why}.")
+    print(f"MLflow: {_counted(list(done.values()))}. Store: {store.label}")
+    if advice := _advice(left_out, cache, verbose=verbose):
+        print(advice)
     if LOCK.exists():
         sync()
 
 
-def _publish_past(store: Store, cache: Any, origin: Origin, *, folder: Path) -> str:
-    """How the state's run came about: `as it was`, `published`; else why there is none."""
-    from gradaccum.tracking.agreement import has_run  # noqa: PLC0415 - mlflow takes a second
+def _counted(done: Sequence[str | LeftOut]) -> str:
+    """`of 7 past states, 1 unchanged, 4 published from the files, 2 left out (2 not in DVC's cache)`."""
+    hows = Counter(how for how in done if isinstance(how, str))
+    kinds = Counter(how.kind for how in done if isinstance(how, LeftOut))
+    counts = [f"{number} {how}" for how, number in hows.items()]
+    if kinds:
+        told = "; ".join(f"{number} {kind}" for kind, number in kinds.items())
+        counts.append(f"{kinds.total()} left out ({told})")
+    return ", ".join([f"of {len(done)} past states", *counts])
+
+
+def _advice(left_out: Mapping[Origin, LeftOut], cache: Cache, *, verbose: bool) -> str:
+    """What to do about the states left out, without naming them: there may be hundreds."""
+    named = "" if verbose or not left_out else " `gradaccum sync --all -v` names what is left out."
+    uncached = any(how.kind == NOT_CACHED for how in left_out.values())
+    if uncached and cache.has_remote:
+        return f"`dvc fetch --all-commits` and `dvc exp pull` get what a remote has; then sync again.{named}"
+    return f"Without a remote, only running such a state again brings its run.{named}" if uncached else named.strip()
+
+
+def _publish_past(store: Store, cache: Cache, origin: Origin, *, folder: Path) -> str | LeftOut:
+    """How the state's run came about; else why there is none."""
+    from gradaccum.tracking.agreement import UNCHANGED, has_run  # noqa: PLC0415 - mlflow takes a second
 
     patience = Patience(store.label, seconds=SYNC_SECONDS, strict=True)
     try:
         with laid_out(folder, origin) as pipeline:
             if patience.call("say what it has", lambda: has_run(store, pipeline, origin)):
-                return "as it was"
-            if why := hindrance(cache, pipeline):
-                return why
+                return UNCHANGED
+            if hindered := hindrance(cache, pipeline):
+                return hindered
             agreement = patience.call("take a past state", lambda: _agreement(store, pipeline, origin))
     except ConfigError as error:
-        return str(error)
+        return LeftOut("not readable", " ".join(str(error).split()).removesuffix("."))
     assert agreement  # strict patience raises instead
-    return " ".join(agreement.problems) or agreement.runs.get("pipeline", "It has no measurement.")
+    if agreement.problems:
+        return LeftOut("not as its dvc.lock says", " ".join(agreement.problems).removesuffix("."))
+    return agreement.runs.get("pipeline") or LeftOut("without a measurement", "dvc.lock names none")
 
 
 def _publish(store: Store, pipeline: Pipeline, patience: Patience) -> None:
