@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from gradaccum.measurements.costs import Costs, Measured
 from gradaccum.measurements.throughput import Config
+from gradaccum.results.fits import POOR
 from gradaccum.results.sizes import grouped
-
-POOR = 0.15
-"""A point this far off the fit says that the fit does not describe the points."""
 
 FEW = 4
 """Fewer points than this leave a line of two numbers next to nothing to miss."""

@@ -20,6 +20,10 @@ class FitError(GradaccumError, ValueError):
     """Points that the model cannot explain."""
 
 
+POOR = 0.15
+"""A point this far off the fit says that the fit does not describe the points."""
+
+
 @dataclass(frozen=True)
 class Percentiles:
     """95 % of what the bootstrap gave."""

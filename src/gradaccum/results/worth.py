@@ -7,6 +7,7 @@ from typing import Any
 
 from gradaccum.results import sentences
 from gradaccum.results.curve import Curve, Point
+from gradaccum.results.fits import POOR
 from gradaccum.results.outcome import Row, Table
 
 Metrics = Mapping[str, Any]
@@ -77,11 +78,28 @@ def worth_sentences(rows: Table, curves: Curves, metrics: Mapping[str, Metrics])
     if nothing:
         yield nothing
         return
+    yield from filter(None, [timing_doubt(throughput, curves["throughput"])])
     yield _answer(efficiency, throughput, curves["throughput"])
     yield sentences.quality(efficiency)
     yield from filter(None, [sentences.noise_scale(efficiency)])
     yield from filter(None, (_soonest(rows, name, loss) for name, loss in targets(efficiency).items()))
     yield from filter(None, [why_untimed(curves["efficiency"], curves["throughput"])])
+
+
+def timing_doubt(throughput: Metrics, curve: Curve) -> str | None:
+    """Why nothing that rests on the times is to be relied on; None where it may be."""
+    disturbed, visits = (sum(point[key] for point in curve.points) for key in ("disturbed_visits", "rounds"))
+    reasons = []
+    if throughput["max_rel_residual"] > POOR:
+        reasons.append(f"they miss the model by up to {throughput['max_rel_residual']:.0%}")
+    if 2 * disturbed > visits:
+        reasons.append(f"the machine disturbed {disturbed} of {visits} visits")
+    if not reasons:
+        return None
+    return (
+        f"**Noise: these times are worth little**, for {' and '.join(reasons)}. What rests on them (time of a step, "
+        "where it flattens, which batch is soonest) is a guess until `throughput` is measured on a quieter machine."
+    )
 
 
 def _answer(efficiency: Metrics, throughput: Metrics, curve: Curve) -> str:
