@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradaccum.results.curve import Curve, Point
-from gradaccum.results.sizes import shown_bytes
+from gradaccum.results.sizes import ratio, shown_bytes
 from gradaccum.results.worth import timing_doubt
 
 Metrics = Mapping[str, Any]
@@ -132,7 +132,7 @@ def _in_bf16(equivalence: Metrics) -> str:
 def _over_ranks(distributed: Metrics) -> str:
     times = {key.partition("/")[0]: value for key, value in distributed.items() if key.endswith("/step_time_ratio")}
     steps = max(round(value) for key, value in distributed.items() if key.endswith("/reduced_bytes_ratio"))
-    longer = ", ".join(f"{value:.2g} times as long with {strategy}" for strategy, value in sorted(times.items()))
+    longer = ", ".join(f"{ratio(value)} times as long with {strategy}" for strategy, value in sorted(times.items()))
     return (
         "Over ranks, reducing on every micro-batch moves N times the gradient bytes for the same gradient; here, on "
         f"one machine and at N={steps}, a step took {longer}."
