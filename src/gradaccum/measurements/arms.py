@@ -118,7 +118,9 @@ def train_loss(evaluation: Evaluation) -> float | None:
 
 
 def excess(one: ArmResult, other: ArmResult) -> Interval | None:
-    """How much more validation loss `one` ends with than `other`, seed by seed; None where one of them diverged."""
+    """How much more validation loss `one` ends with than `other`, seed by seed; None where one of them failed."""
+    if one.failed_runs or other.failed_runs:
+        return None
     pairs = [
         (mine.final.validation_loss, theirs.final.validation_loss)
         for mine, theirs in zip(one.runs, other.runs, strict=True)
@@ -140,7 +142,8 @@ def best_of(results: Sequence[ArmResult]) -> ArmResult | None:
 
 
 def ended(result: ArmResult) -> Interval | None:
-    return result.over_seeds(validation_loss)
+    """The validation loss; None where a seed failed, for a mean that one seed blew up says nothing of an arm."""
+    return None if result.failed_runs else result.over_seeds(validation_loss)
 
 
 def point(result: ArmResult, series: str) -> dict[str, Any]:

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gradaccum.results.canvas import PALETTE, column, finish, log2, new_axes
+from gradaccum.results.canvas import PALETTE, column, finish, log2, new_axes, plain, plain_log
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Row, Table
 from gradaccum.results.sizes import grouped, shown_bytes
@@ -51,16 +49,16 @@ def throughput(curve: Curve, tables: Tables) -> Figure:
     for axes in (rate, time):
         log2(axes, [point["effective_batch"] for point in curve.points])
     rate.set(ylabel="samples/s", title="Throughput saturates", ylim=(0, None))
-    rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: grouped(value)))
+    plain(rate.yaxis)
     time.set(ylabel="ms per optimizer step", title="Step time grows with N")
-    _plain_log(time, time.yaxis)
+    plain_log(time.yaxis)
     rows = tables["frontier"]
     micro = _numbers(rows, "micro_batch")
     _with_interval(frontier, micro, *_medians_and_ends(rows), label="median, 95 % interval")
     log2(frontier, map(int, micro))
     whole = int(_numbers(rows, "effective_batch")[0])
     frontier.set(ylabel="ms per optimizer step", title=f"{whole} samples a step, cut finer and finer")
-    _plain_log(frontier, frontier.yaxis)
+    plain_log(frontier.yaxis)
     finish(figure, (rate, time), "effective batch (samples)")
     rate.legend(loc="lower right", fontsize="small")
     return finish(figure, (frontier,), "micro-batch (samples)")
@@ -98,7 +96,7 @@ def memory(curve: Curve, tables: Tables) -> Figure:
             peaks.plot([], [], marker, color="0.4", fillstyle="none", label=meaning)
     log2(peaks, column(curve.points, "accum_steps"))
     peaks.set(ylabel="MiB", title="Peak of a window")
-    _plain_log(peaks, peaks.yaxis)
+    plain_log(peaks.yaxis)
     finish(figure, (kinds,), "micro-batch (samples), predicted peak")
     finish(figure, (peaks,), "accumulation steps N")
     for axes in (kinds, peaks):
@@ -136,8 +134,8 @@ def plan(curve: Curve, tables: Tables) -> Figure:
     axes.set(ylabel="ms per optimizer step" if timed else "accumulation steps N")
     axes.set_title(f"{curve.points[0]['effective_batch']} samples a step, cut into micro-batch x N")
     axes.margins(x=0.15, y=0.1)
-    _plain_log(axes, axes.xaxis)
-    _plain_log(axes, axes.yaxis)
+    plain_log(axes.xaxis)
+    plain_log(axes.yaxis)
     finish(figure, (axes,), "predicted memory (MiB)")
     axes.legend(**BESIDE)
     return figure
@@ -156,14 +154,6 @@ def _ways(axes: Axes, points: Sequence[Point], height: str) -> None:
     ):
         if some:
             axes.plot(_mib(column(some, "predicted_bytes")), column(some, height), linestyle="", label=label, **style)
-
-
-def _plain_log(axes: Axes, axis: Axis) -> None:
-    """A logarithmic axis whose ticks are 1, 2, 5, 10 ..., written as people write numbers."""
-    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: grouped(value)))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _mib(sizes: Iterable[float]) -> Any:

@@ -15,6 +15,7 @@ from gradaccum.results.canvas import column as _column
 from gradaccum.results.canvas import finish as _finish
 from gradaccum.results.canvas import log2 as _log2
 from gradaccum.results.canvas import new_axes as _axes
+from gradaccum.results.canvas import plain_log as _plain_log
 from gradaccum.results.canvas import png as _png
 from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Table
@@ -44,13 +45,14 @@ def distributed(curve: Curve, tables: Tables) -> Figure:
         steps = _column(timed, "accum_steps")
         traffic.plot(steps, [value / 1000 for value in _column(timed, "reduced_bytes")], label=name, **style)
         time.plot(steps, _column(timed, "median_step_ms"), label=name, **style)
+        bar = {"color": style["color"], "alpha": style.get("alpha", 1.0), "linewidth": style["linewidth"]}
         reach = [(each["step_ms_low"], each["step_ms_high"]) for each in timed if each["step_ms_low"] is not None]
         if len(reach) == len(steps):
-            time.vlines(steps, *zip(*reach, strict=True), color=style["color"], linewidth=1)
+            time.vlines(steps, *zip(*reach, strict=True), **bar)
     for axes in (traffic, time):
         _log2(axes, [point["accum_steps"] for points in series.values() for point in points])
-        axes.set_yscale("log")
-    traffic.set(ylabel="kB of gradients reduced a window", title="Synced last: the same, whatever N")
+        _plain_log(axes.yaxis)
+    traffic.set(ylabel="kB of gradients", title="Gradients reduced in a window")
     time.set(ylabel="ms per optimizer step (bar: 95 %)", title="Step time over ranks")
     _finish(figure, (traffic, time), "accumulation steps N")
     traffic.legend([], frameon=False)

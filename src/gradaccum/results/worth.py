@@ -39,7 +39,7 @@ def plan(point: Point) -> tuple[Any, ...]:
 
 
 def _row(point: Point, samples_per_sec: float | None) -> Row:
-    row = {"effective_batch": point["effective_batch"], "samples_per_sec": samples_per_sec}
+    row = {key: point[key] for key in ("effective_batch", "failed_runs")} | {"samples_per_sec": samples_per_sec}
     row |= {f"loss_above_best{end}": point[f"loss_above_best{end}"] for end in ENDS}
     for name in (f"{target}{end}" for target in TARGETS for end in ENDS):
         samples = point[f"samples_to_{name}"]
@@ -139,7 +139,7 @@ def _table(rows: Table, efficiency: Metrics) -> Iterator[str]:
     yield " | ".join(["| effective batch | loss above the best | samples/s", *heads]) + " |"
     yield "|---" * (3 + len(heads)) + "|"
     for row in rows:
-        above = _spread(row, "loss_above_best", "+.2g")
+        above = "failed" if row["failed_runs"] else _spread(row, "loss_above_best", "+.2g")
         rate = "-" if row["samples_per_sec"] is None else f"{row['samples_per_sec']:.0f}"
         times = [_spread(row, name, ".0f" if name.startswith("samples") else ".2g") for name in names]
         yield "| " + " | ".join([str(row["effective_batch"]), above, rate, *times]) + " |"
