@@ -152,6 +152,14 @@ def test_where_the_curve_flattens_is_told_with_its_interval_and_for_what_was_tim
     )
 
 
+def test_an_arm_in_which_a_seed_failed_is_told_as_failed() -> None:
+    of = curves([trained(1, 100.0), trained(4, None, failed_runs=1)], [point(1, samples_per_sec=10.0)])
+    section = worth_section(
+        worth_table(of["efficiency"], of["throughput"]), of, {"efficiency": EFFICIENCY, "throughput": THROUGHPUT}
+    )
+    assert "\n| 16 | failed | - |" in section
+
+
 def test_the_table_tells_every_arm_and_what_is_not_known() -> None:
     of = curves([trained(1, 100.0), trained(4, None)], [point(1, samples_per_sec=10.0)])
     rows = worth_table(of["efficiency"], of["throughput"])

@@ -126,7 +126,7 @@ def excess(one: ArmResult, other: ArmResult) -> Interval | None:
         for mine, theirs in zip(one.runs, other.runs, strict=True)
     ]
     differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
-    return mean_interval(differences) if len(differences) == len(pairs) else None
+    return mean_interval(differences)
 
 
 def is_worse(one: ArmResult, other: ArmResult) -> bool:

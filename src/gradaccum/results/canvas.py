@@ -18,7 +18,7 @@ from gradaccum.results.sizes import grouped
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that also a colour-blind reader tells apart (Okabe and Ito 2008)."""
 
-MANY_DECADES = 4
+MANY_DECADES = 3
 
 
 def new_axes(columns: int) -> tuple[Figure, tuple[Axes, ...]]:

@@ -46,7 +46,8 @@ def learning(curve: Curve, tables: Tables) -> Figure:
     _log(by_steps.xaxis, (line.get_xdata() for line in by_steps.lines))
     for name, points in curve.series().items():
         _differences(above, points, "loss_above_best", label=f"{name}, 95 % interval")
-    _batches(above, curve.points)
+    plain(above.yaxis)
+    _batches(above, _shown(curve.points, "loss_above_best"))
     above.set(ylabel="loss above the best arm's", title="What decides: the difference, seed by seed")
     finish_with_one_legend(figure, (by_samples, by_steps, above), "samples")
     by_steps.set_xlabel("optimizer steps")
@@ -134,8 +135,8 @@ def _rules(curve: Curve, trial: str, title: str) -> Figure:
     to_rule.set(
         ylabel=f"loss above {RULE[trial]}'s{scales[1]}", title=f"Minus {RULE[trial]} at the same batch, seed by seed"
     )
-    for axes, key in ((losses, "effective_batch"), *deciding.items()):
-        _batches(axes, [point for point in every if point[key] is not None or point["failed_runs"]] or every)
+    for axes, key in ((losses, "validation_loss"), *deciding.items()):
+        _batches(axes, _shown(every, key))
     return finish_with_one_legend(figure, panels, EFFECTIVE_BATCH)
 
 
@@ -168,7 +169,7 @@ def _about_none(axes: Axes, differences: Sequence[float | None]) -> str:
     straight = float(f"{np.median(sizes):.1g}")
     axes.set_yscale("symlog", linthresh=straight, subs=(2, 5))
     plain(axes.yaxis)
-    return f" (logarithmic beyond {straight:g})"
+    return f" (log beyond {straight:g})"
 
 
 def _log(axis: Axis, values: Iterable[Any]) -> None:
@@ -181,6 +182,11 @@ def _log(axis: Axis, values: Iterable[Any]) -> None:
 def _heights(axes: Axes) -> Iterable[Any]:
     """Of what is drawn at a value."""
     return (line.get_ydata() for line in axes.lines if line.get_transform() == axes.transData)
+
+
+def _shown(points: Sequence[Point], key: str) -> Sequence[Point]:
+    """Those with a value or a cross, so that no axis begins with a place that is empty."""
+    return [point for point in points if point[key] is not None or point["failed_runs"]] or points
 
 
 def _batches(axes: Axes, rows: Sequence[Row]) -> None:
