@@ -21,7 +21,7 @@ import yaml
 from gradaccum.config import read_params, section, shared
 from gradaccum.measurements.setup import Setup
 from tests.e2e.clone import ROOT, clone_working_tree
-from tests.e2e.readme import EXPERIMENTS, FILES, PYTHON, TEXT
+from tests.e2e.readme import COMMANDS, EXPERIMENTS, FILES, PYTHON, TEXT
 
 pytestmark = pytest.mark.e2e
 
@@ -65,6 +65,16 @@ def test_every_make_target_of_readme_exists() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"(?:^|`)make\s(\w+)", TEXT, re.MULTILINE))
     assert {"repro", "test", "ui", "server"} <= named <= targets
+
+
+def test_every_experiment_in_a_block_starts_from_what_is_committed() -> None:
+    before = [first.partition(" -")[0] for first, then in pairwise(COMMANDS) if then.startswith("dvc exp run")]
+    assert before
+    assert set(before) <= {"git commit", "git checkout ."}
+
+
+def test_no_command_in_a_block_waits_in_a_pager() -> None:
+    assert all("--no-pager" in each for each in COMMANDS if each.startswith("dvc exp show"))
 
 
 @pytest.mark.parametrize("experiment", sorted(set(EXPERIMENTS)))

@@ -9,9 +9,12 @@ import pytest
 from gradaccum.errors import ConfigError
 from gradaccum.measurements import variants
 from gradaccum.measurements.ablation import Config, VariantName, measure
+from gradaccum.measurements.ablation_results import RIGHT_LOOP
 from gradaccum.measurements.mistakes import CONTROL, ragged_cut
 from gradaccum.measurements.setup import Setup
+from gradaccum.measurements.variants import VARIANTS
 from gradaccum.results.outcome import Outcome
+from gradaccum.results.recipe import MISTAKES
 
 ALL = list(get_args(VariantName))
 
@@ -115,10 +118,18 @@ def test_a_mistake_that_ends_lower_is_told_to_be_no_merit(setup: Setup) -> None:
     run = measure(config(variants=["scaled", "step_every_micro"], optimizers=["sgd"], num_steps=10), setup)
     wrong, right = (points(run)[f"sgd/{name}", 8]["final_loss"] for name in ("step_every_micro", "scaled"))
     assert wrong < 0.99 * right
+    assert points(run)["sgd/step_every_micro", 8]["right_loop"] == "sgd/scaled"
     assert any(
         finding.startswith("At N=8, sgd/step_every_micro end below the right loop. A lower loss is no merit")
         for finding in run.findings
     )
+
+
+def test_the_loop_that_was_meant_clips_and_cuts_as_the_mistake_does() -> None:
+    for wrong, right in RIGHT_LOOP.items():
+        mistake, meant = VARIANTS[wrong], VARIANTS[right]
+        assert (meant.clipped, meant.ragged) == (mistake.clipped, mistake.ragged)
+    assert RIGHT_LOOP.keys() == MISTAKES.keys()
 
 
 def test_a_mistake_that_ends_no_lower_is_no_such_finding(setup: Setup) -> None:

@@ -78,6 +78,13 @@ def test_a_run_that_ends_worse_than_it_began_has_failed() -> None:
     assert comparison.worse_from == 8
 
 
+def test_an_arm_in_which_a_seed_failed_has_no_loss_to_show() -> None:
+    outcome = outcome_of(compared(b4=[0.2, 0.2, 0.2], b8=[0.1, 0.1, 1e32]))
+    assert [row["validation loss"] for row in outcome.summary] == ["0.2 (0.2 to 0.2)", "failed"]
+    assert [point["validation_loss"] for point in outcome.curve.points] == [pytest.approx(0.2), None]
+    assert outcome.summary[1]["above the best"] is None
+
+
 def test_the_targets_are_what_every_run_reaches_of_the_good_arms_and_of_all_that_trained() -> None:
     comparison = compared(b4=[0.4, 0.5, 0.6], b8=[0.45, 0.5, 0.55], b16=[0.9, 1.0, 1.1], b32=[0.9, 0.9, 2.5])
     assert comparison.target_loss == 0.6

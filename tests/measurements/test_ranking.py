@@ -52,6 +52,14 @@ def test_every_candidate_s_place_has_its_reason() -> None:
     assert untimed.reason(untimed.ranked[1]) == "fits, smaller than need be"
 
 
+def test_no_place_is_told_as_a_power_of_ten() -> None:
+    slow = Ranking.of(candidates({1: 4372.0, 4: 2000.0, 16: 10.0, 64: 9.9, 256: 9.9}), 10**6)
+    assert {each.micro_batch: slow.reason(each) for each in slow.ranked[-2:]} == {
+        4: "takes 200x as long",
+        1: "takes 440x as long",
+    }
+
+
 def test_where_nothing_fits_the_memory_that_would_do_is_named() -> None:
     with pytest.raises(ConfigError, match=r"world_size=1, needs 100 B, and 100 B less .* smaller model.* works: 112 b"):
         Ranking.of(candidates(), 100)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,9 @@ import pytest
 from gradaccum.results import files
 from gradaccum.results.curve import Curve
 from gradaccum.results.files import ResultFileError
-from gradaccum.results.recipe import expectations
+from gradaccum.results.recipe import expectations, recipe
 from gradaccum.results.report import Measured, write_report
+from gradaccum.results.worth import timing_doubt
 from tests.results.made_up_metrics import ARM, EFFICIENCY, RULED, SCALING, between
 
 
@@ -27,8 +30,9 @@ def point(series: str, accum_steps: int, **fields: Any) -> dict[str, Any]:
 TIMES = {"median_step_ms": 2.0, "step_ms_low": 1.9, "step_ms_high": 2.2, "fitted_step_ms": 2.0}
 DIFFS = {"grad_rel_diff_float64": 1e-16, "max_grad_diff": 0.0}
 MISTAKE = {"grad_norm_ratio": 8.0, "param_diff_step1": 0.125, "final_loss": None, "diverged_at_step": 4}
-RIGHT = {"grad_norm_ratio": 1.0, "param_diff_step1": 0.0, "final_loss": 0.25, "diverged_at_step": None}
-THROUGHPUT = {"samples_per_sec": 10.0, "avg_loss": 0.5, "step_share": 0.5, **TIMES}
+RIGHT = {"grad_norm_ratio": 1.0, "param_diff_step1": 0.0, "diverged_at_step": None, "right_loop": None}
+VISITS = {"rounds": 3, "disturbed_visits": 1}
+THROUGHPUT = {"samples_per_sec": 10.0, "avg_loss": 0.5, "step_share": 0.5, **TIMES, **VISITS}
 
 
 WITH_TABLE = ("throughput", "equivalence", "ablation", "memory", "plan", "efficiency", "worth")
@@ -52,7 +56,15 @@ def measured() -> Measured:
                 (point("sgd", 2, **DIFFS), point("sgd/uneven", 2, **DIFFS), point("control/undivided", 2, **DIFFS)),
             ),
             "ablation": Curve(
-                "ablation", "accum_steps", (point("sgd/scaled", 8, **RIGHT), point("sgd/naive", 8, **MISTAKE))
+                "ablation",
+                "accum_steps",
+                (
+                    point("sgd/scaled", 8, **RIGHT, final_loss=0.25),
+                    point("sgd/scaled_clipped", 8, **RIGHT, final_loss=0.75),
+                    point("sgd/naive", 8, **MISTAKE, right_loop="sgd/scaled"),
+                    point("sgd/naive_clipped", 8, **MISTAKE, right_loop="sgd/scaled_clipped"),
+                    point("sgd/mean_of_means", 8, **MISTAKE, right_loop="sgd/scaled_ragged"),
+                ),
             ),
             "memory": Curve("memory", "accum_steps", tuple(point("sgd/micro_batch=4", n, **BYTES) for n in (1, 2))),
             "plan": Curve("plan", "accum_steps", tuple(point("candidates", n, **CANDIDATE) for n in (1, 2))),
@@ -150,14 +162,31 @@ def test_the_joined_curve_holds_the_main_series_of_every_stage(report: Path) -> 
 
 def test_the_recipe_shows_the_damage_as_measured(report: Path) -> None:
     page = (report / "skill-gradient-accumulation.md").read_text()
-    assert "| naive: the loss is not divided | sgd | 8 | 0.12 | diverged at step 4 |" in page
-    assert "sgd/scaled 0.25" in page
+    assert "| naive: the loss is not divided | sgd | 8 | 0.12 | diverged at step 4 | 0.25 |" in page
     assert (
         "flattens at effective batch 64, which is as sure as they are: they miss what was timed by up to 4.5%." in page
     )
     assert "at N=16, a step took 2.5 times as long with ddp" in page
     assert "cpu Abacus 1, torch 2.13.0, python 3.11.7" in page
     assert len(page.splitlines()) < 80
+
+
+def test_the_recipe_shows_every_mistake_beside_the_loop_that_was_meant(report: Path) -> None:
+    page = (report / "skill-gradient-accumulation.md").read_text()
+    assert re.search(r"^\| naive_clipped: .* \| diverged at step 4 \| 0.75 \|$", page, re.MULTILINE)
+    assert re.search(r"^\| mean_of_means: .* \| diverged at step 4 \| not run \|$", page, re.MULTILINE)
+
+
+def test_the_recipe_says_that_noise_makes_its_times_worth_little(measured: Measured, report: Path) -> None:
+    noisy = {"residual": {"max_rel_residual": 0.348}, "visits": {"disturbed_visits": 3}}
+    curve = measured.curves["throughput"]
+    often = replace(curve, points=tuple({**each, **noisy["visits"]} for each in curve.points))
+    throughput = measured.metrics["throughput"]
+    assert "worth little" not in (report / "skill-gradient-accumulation.md").read_text()
+    assert "they miss the model by up to 35%" in str(timing_doubt({**throughput, **noisy["residual"]}, curve))
+    assert "the machine disturbed 6 of 6 visits" in str(timing_doubt(throughput, often))
+    page = recipe(measured.metrics, {**measured.curves, "throughput": often}, measured.machine, worth="")
+    assert "## What to expect on this machine\n- **Noise: these times are worth little**" in page
 
 
 def test_the_recipe_tells_what_bf16_loses_where_it_was_measured(measured: Measured) -> None:

@@ -65,6 +65,30 @@ def test_arms_do_not_hide_each_other() -> None:
     assert fixed == pytest.approx(kept, rel=0.1)
 
 
+def test_a_failed_arm_is_a_cross_at_the_top_without_a_value() -> None:
+    arms = (point(1, **ARM), point(2, **{**ARM, **between("loss_above_reference", (1e32, -1e33, 1e33)), "failed_runs": 1}))
+    stand = {"samples": "64", "steps": "8", **between("validation_loss", ("0.5", "0.4", "0.6"))}
+    rows = [{"effective_batch": "4", **stand}, {"effective_batch": "8", **stand}]
+    by_samples, _, above = value_figures.learning(Curve("efficiency", "effective_batch", arms), {"learning": rows}).axes
+    assert drawn(above) == [(0.02, pytest.approx(0.03))]
+    (cross,) = [line for line in above.lines if line.get_marker() == "x"]
+    assert list(cross.get_xdata()) == [8]
+    assert above.get_ylim()[1] < 1
+    assert [len(by_samples.collections), by_samples.lines[1].get_label()] == [1, "effective batch 8: a seed failed"]
+
+
+def test_axes_are_written_as_people_write_numbers_and_begin_where_something_is() -> None:
+    figure = value_figures.half_life(scaling())
+    assert not any("10^" in label.get_text() for axes in figure.axes for label in axes.get_yticklabels())
+    assert [len(axes.get_xticks()) for axes in figure.axes] == [2, 1, 1]
+
+
+def test_an_axis_that_is_logarithmic_beyond_a_value_says_so() -> None:
+    figure = value_figures.half_life(scaling(**between("loss_above_base", (5.0, 4.0, 6.0))))
+    assert [axes.get_ylabel().partition(" (")[2] for axes in figure.axes] == ["", "log beyond 3)", ""]
+    assert [axes.get_yscale() == "symlog" for axes in figure.axes] == [False, True, False]
+
+
 def worth_of(throughput_micro_batch: int) -> tuple[Figure, str | None]:
     efficiency = Curve("efficiency", "effective_batch", (trained(1, 100.0), trained(2, 100.5)))
     times = [point(n, samples_per_sec=10.0 * n, micro_batch=throughput_micro_batch) for n in (1, 2)]

@@ -11,7 +11,8 @@ from gradaccum.results.sentences import nothing_to_compare
 from gradaccum.results.worth import targets, why_untimed, worth_section, worth_sentences, worth_table
 from tests.results.made_up_metrics import ARM, EFFICIENCY, between
 
-THROUGHPUT = between("flattens_at_effective_batch", (16, None, None))
+THROUGHPUT = {**between("flattens_at_effective_batch", (16, None, None)), "max_rel_residual": 0.02}
+QUIET = {"rounds": 3, "disturbed_visits": 0}
 
 
 def point(number: int, *, series: str = "sgd", micro_batch: int = 4, **fields: Any) -> dict[str, Any]:
@@ -33,13 +34,20 @@ def trained(number: int, samples: float | None, **fields: Any) -> dict[str, Any]
 def curves(trained_points: list[dict[str, Any]], timed_points: list[dict[str, Any]]) -> dict[str, Curve]:
     return {
         "efficiency": Curve("efficiency", "effective_batch", tuple(trained_points)),
-        "throughput": Curve("throughput", "effective_batch", tuple(timed_points)),
+        "throughput": Curve("throughput", "effective_batch", tuple(QUIET | each for each in timed_points)),
     }
 
 
 def said(of: dict[str, Curve], *, efficiency: dict[str, Any] = EFFICIENCY, **throughput: Any) -> Iterator[str]:
     rows = worth_table(of["efficiency"], of["throughput"])
     return worth_sentences(rows, of, {"efficiency": efficiency, "throughput": THROUGHPUT | throughput})
+
+
+def test_the_answer_comes_after_the_warning_that_the_times_are_noise() -> None:
+    of = curves([trained(1, 100.0)], [point(1, samples_per_sec=10.0)])
+    warning, answer, *_ = said(of, max_rel_residual=0.3)
+    assert "these times are worth little" in warning
+    assert answer == next(said(of))
 
 
 def test_time_to_the_target_is_samples_over_the_measured_rate_with_its_interval() -> None:
@@ -142,6 +150,14 @@ def test_where_the_curve_flattens_is_told_with_its_interval_and_for_what_was_tim
         "From effective batch 8 to 64 (95 % interval 56 to 72) larger is cheaper per sample "
         "(timed with micro-batches of 8 and sgd, and fitted)"
     )
+
+
+def test_an_arm_in_which_a_seed_failed_is_told_as_failed() -> None:
+    of = curves([trained(1, 100.0), trained(4, None, failed_runs=1)], [point(1, samples_per_sec=10.0)])
+    section = worth_section(
+        worth_table(of["efficiency"], of["throughput"]), of, {"efficiency": EFFICIENCY, "throughput": THROUGHPUT}
+    )
+    assert "\n| 16 | failed | - |" in section
 
 
 def test_the_table_tells_every_arm_and_what_is_not_known() -> None:

@@ -112,7 +112,7 @@ def show(found: Diagnosis) -> None:
     from gradaccum.measurements.cuts import cut_name  # noqa: PLC0415
 
     console = Console()
-    table = Table("cut", "float64", "float32", "norm ratio", "worst parameter", "verdict")
+    table = Table("micro x N", "float64", "float32", "norm ratio", "worst parameter", "verdict")
     for cut in found.cuts:
         table.add_row(
             cut_name(cut.cut),

@@ -55,6 +55,7 @@ def point(each: Shown, config: Config) -> dict[str, Any]:
         "micro_batch": None if cut else config.effective_batch // each.arm.accum_steps,
         "world_size": 1,
         "cut": cut,
+        "right_loop": right_loop(each.arm).series if each.arm.name in RIGHT_LOOP else None,
         "grad_norm_ratio": each.grad_norm_ratio,
         "param_diff_step1": each.param_diff_step1,
         "final_loss": None if each.diverged_at_step else each.losses[-1],
@@ -119,10 +120,14 @@ RIGHT_LOOP = {
 """What each mistake was meant to be: on the same cut, and clipped if it clips."""
 
 
+def right_loop(wrong: VariantArm) -> VariantArm:
+    return VariantArm(wrong.optimizer, RIGHT_LOOP[wrong.name], wrong.accum_steps)
+
+
 def lower_than_right(by_arm: Mapping[VariantArm, Shown], accum_steps: int) -> Iterator[str]:
     """Mistakes whose last loss is noticeably below that of the loop that they were meant to be."""
     for arm, wrong in by_arm.items():
-        right = by_arm.get(VariantArm(arm.optimizer, RIGHT_LOOP.get(arm.name, ""), accum_steps))
+        right = by_arm.get(right_loop(arm)) if arm.name in RIGHT_LOOP else None
         if arm.accum_steps != accum_steps or right is None or wrong.diverged_at_step or right.diverged_at_step:
             continue
         if wrong.losses[-1] < right.losses[-1] * (1 - NOTICED):

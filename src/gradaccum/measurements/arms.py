@@ -117,13 +117,15 @@ def train_loss(evaluation: Evaluation) -> float | None:
 
 
 def excess(one: ArmResult, other: ArmResult) -> Interval | None:
-    """How much more validation loss `one` ends with than `other`, seed by seed; None where one of them diverged."""
+    """How much more validation loss `one` ends with than `other`, seed by seed; None where one of them failed."""
+    if one.failed_runs or other.failed_runs:
+        return None
     pairs = [
         (mine.final.validation_loss, theirs.final.validation_loss)
         for mine, theirs in zip(one.runs, other.runs, strict=True)
     ]
     differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
-    return mean_interval(differences) if len(differences) == len(pairs) else None
+    return mean_interval(differences)
 
 
 def is_worse(one: ArmResult, other: ArmResult) -> bool:
@@ -133,7 +135,8 @@ def is_worse(one: ArmResult, other: ArmResult) -> bool:
 
 
 def ended(result: ArmResult) -> Interval | None:
-    return result.over_seeds(validation_loss)
+    """The validation loss; None where a seed failed, for a mean that one seed blew up says nothing of an arm."""
+    return None if result.failed_runs else result.over_seeds(validation_loss)
 
 
 def point(result: ArmResult, series: str) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def is_even(cut: Cut) -> tuple[bool, int]:
 
 
 def cut_name(cut: Cut) -> str:
-    """`4x4`, or the sizes of an uneven cut."""
-    return f"{len(cut)}x{cut[0]}" if len(set(cut)) == 1 else "+".join(map(str, cut))
+    """`2x8` is micro-batches of 2, N=8, the order of `effective_batch`; of an uneven cut the sizes."""
+    return f"{cut[0]}x{len(cut)}" if len(set(cut)) == 1 else "+".join(map(str, cut))
 
 
 class Comparer:

@@ -95,7 +95,7 @@ def row(result: ArmResult, comparison: Comparison) -> dict[str, Any]:
         "effective batch": result.effective_batch,
         "steps": at.steps,
         "lr": result.arm.settings.lr,
-        "validation loss": f"{loss.mean:.3g} ({loss.low:.3g} to {loss.high:.3g})" if loss else None,
+        "validation loss": f"{loss.mean:.3g} ({loss.low:.3g} to {loss.high:.3g})" if loss else "failed",
         "above the smallest": f"{above.mean:+.2g} ({above.low:+.2g} to {above.high:+.2g})" if above else None,
         "accuracy": at.validation_accuracy.mean if at.validation_accuracy else None,
         "failed": result.failed_runs,

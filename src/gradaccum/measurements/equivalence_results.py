@@ -82,7 +82,7 @@ def point(each: Compared, series: str, config: Config) -> dict[str, Any]:
 def row(each: Compared, name: str) -> dict[str, Any]:
     return {
         "optimizer": name,
-        "cut": cut_name(each.cut),
+        "micro x N": cut_name(each.cut),
         "max grad diff": each.single.max_grad_diff,
         "max param diff": each.single.max_param_diff,
         "float64 grad rel": each.sharp.grad_rel_diff,

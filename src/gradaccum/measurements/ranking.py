@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradaccum.errors import ConfigError
-from gradaccum.results.sizes import HEADROOM, shown_bytes
+from gradaccum.results.sizes import HEADROOM, ratio, shown_bytes
 
 PAYS = 0.03
 """A micro-batch that gains less than this share of samples/s is not worth its memory."""
@@ -82,10 +82,10 @@ class Ranking:
             return "fits, smaller than need be"
         gain = each.speed / self.chosen.speed
         if each.micro_batch < self.chosen.micro_batch:
-            return f"takes {1 / gain:.2g}x as long"
+            return f"takes {ratio(1 / gain)}x as long"
         memory = each.predicted_bytes / self.chosen.predicted_bytes
         faster = "no faster" if abs(gain - 1) < 5e-4 else f"{gain - 1:+.1%} speed"
-        return faster if memory < 1.05 else f"{faster}, {memory:.2g}x memory"
+        return faster if memory < 1.05 else f"{faster}, {ratio(memory)}x memory"
 
     def _why_chosen(self) -> str:
         if self.chosen.step_ms is None:

@@ -6,14 +6,19 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gradaccum.results.curve import Point
+from gradaccum.results.sizes import grouped
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that also a colour-blind reader tells apart (Okabe and Ito 2008)."""
+
+MANY_DECADES = 3
 
 
 def new_axes(columns: int) -> tuple[Figure, tuple[Axes, ...]]:
@@ -28,7 +33,23 @@ def log2(axes: Axes, values: Iterable[int]) -> None:
     """A logarithmic x axis whose ticks are the measured values."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(values)))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    plain(axes.xaxis)
+
+
+def plain(axis: Axis) -> None:
+    """Ticks are written as people write numbers, never as powers, on every axis alike."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: grouped(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def plain_log(axis: Axis) -> None:
+    """A logarithmic axis whose ticks are 1, 2, 5, 10 ..., or the powers of ten alone where those would be many."""
+    axes = axis.axes
+    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    low, high = axis.get_view_interval()
+    decades = np.log10(high / low) if 0 < low < high else 1.0
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < MANY_DECADES else (1,)))
+    plain(axis)
 
 
 def finish(figure: Figure, panels: Iterable[Axes], x_label: str) -> Figure:

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gradaccum.results.canvas import PALETTE, column, finish, log2, new_axes
+from gradaccum.results.canvas import PALETTE, column, finish, log2, new_axes, plain, plain_log
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.fits import FLAT
 from gradaccum.results.outcome import Row, Table
@@ -52,16 +50,16 @@ def throughput(curve: Curve, tables: Tables) -> Figure:
     for axes in (rate, time):
         log2(axes, [point["effective_batch"] for point in curve.points])
     rate.set(ylabel="samples/s", title="Throughput saturates", ylim=(0, None))
-    rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: grouped(value)))
+    plain(rate.yaxis)
     time.set(ylabel="ms per optimizer step", title="Step time grows with N")
-    _plain_log(time, time.yaxis)
+    plain_log(time.yaxis)
     rows = tables["frontier"]
     micro = _numbers(rows, "micro_batch")
     _with_interval(frontier, micro, _medians_and_ends(rows), label="median, 95 % interval")
     log2(frontier, map(int, micro))
     whole = int(_numbers(rows, "effective_batch")[0])
     frontier.set(ylabel="ms per optimizer step", title=f"{whole} samples a step, cut finer and finer")
-    _plain_log(frontier, frontier.yaxis)
+    plain_log(frontier.yaxis)
     finish(figure, (rate, time), "effective batch (samples)")
     rate.legend(loc="lower right", fontsize="small")
     return finish(figure, (frontier,), "micro-batch (samples)")
@@ -99,7 +97,7 @@ def memory(curve: Curve) -> Figure:
             peaks.plot([], [], marker, color="0.4", fillstyle="none", label=meaning)
     log2(peaks, column(curve.points, "accum_steps"))
     peaks.set(ylabel="MiB", title="Peak of a window")
-    _plain_log(peaks, peaks.yaxis)
+    plain_log(peaks.yaxis)
     finish(figure, (kinds,), "micro-batch (samples), predicted peak")
     finish(figure, (peaks,), "accumulation steps N")
     for axes in (kinds, peaks):
@@ -136,8 +134,8 @@ def plan(curve: Curve) -> Figure:
     axes.set(ylabel="ms per optimizer step" if timed else "accumulation steps N")
     axes.set_title(f"{curve.points[0]['effective_batch']} samples a step, cut into micro-batch x N")
     axes.margins(x=0.15, y=0.1)
-    _plain_log(axes, axes.xaxis)
-    _plain_log(axes, axes.yaxis)
+    plain_log(axes.xaxis)
+    plain_log(axes.yaxis)
     finish(figure, (axes,), "predicted memory (MiB)")
     axes.legend(**BESIDE)
     return figure
@@ -169,13 +167,14 @@ def distributed(curve: Curve) -> Figure:
         steps = column(timed, "accum_steps")
         traffic.plot(steps, [value / 1000 for value in column(timed, "reduced_bytes")], label=name, **style)
         time.plot(steps, column(timed, "median_step_ms"), label=name, **style)
+        bar = {"color": style["color"], "alpha": style.get("alpha", 1.0), "linewidth": style["linewidth"]}
         reach = [(each["step_ms_low"], each["step_ms_high"]) for each in timed if each["step_ms_low"] is not None]
         if len(reach) == len(steps):
-            time.vlines(steps, *zip(*reach, strict=True), color=style["color"], linewidth=1)
+            time.vlines(steps, *zip(*reach, strict=True), **bar)
     for axes in (traffic, time):
         log2(axes, [point["accum_steps"] for points in series.values() for point in points])
-        axes.set_yscale("log")
-    traffic.set(ylabel="kB of gradients reduced a window", title="Synced last: the same, whatever N")
+        plain_log(axes.yaxis)
+    traffic.set(ylabel="kB of gradients", title="Gradients reduced in a window")
     time.set(ylabel="ms per optimizer step (bar: 95 %)", title="Step time over ranks")
     finish(figure, (traffic, time), "accumulation steps N")
     traffic.legend([], frameon=False)
@@ -196,14 +195,6 @@ def _style_of_way(name: str, strategies: Sequence[str]) -> dict[str, Any]:
     wide = strategies.index(strategy) == 0
     width = {"linewidth": 6, "markersize": 13, "alpha": 0.35} if wide else {"linewidth": 1.5, "markersize": 7}
     return {**_SYNC_STYLES[sync], **width, "fillstyle": "none"}
-
-
-def _plain_log(axes: Axes, axis: Axis) -> None:
-    """A logarithmic axis whose ticks are 1, 2, 5, 10 ..., written as people write numbers."""
-    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: grouped(value)))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _mib(sizes: Iterable[float]) -> Any:

@@ -19,6 +19,10 @@ class FitError(GradaccumError, ValueError):
     """Points that the model cannot explain."""
 
 
+POOR = 0.15
+"""A point this far off the fit says that the fit does not describe the points."""
+
+
 @dataclass(frozen=True)
 class StepTimeFit:
     """`step time = accum_steps * t_micro + t_step`.

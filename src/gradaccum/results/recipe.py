@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradaccum.results.curve import Curve, Point
-from gradaccum.results.sizes import shown_bytes
+from gradaccum.results.sizes import ratio, shown_bytes
+from gradaccum.results.worth import timing_doubt
 
 Metrics = Mapping[str, Any]
 
@@ -53,11 +54,12 @@ for window in windows(loader, accum_steps):            # lists of micro-batches;
 ## The usual mistakes, measured
 {mistakes}
 
-The last loss is one window's. A lower one is no merit where the mistake amounts to a larger learning rate or to more
-steps than were meant. The right loop's: {right}
+The last loss is one window's; beside it stands that of the loop that was meant, on the same micro-batches, and clipped
+where the mistake clips. A lower one is no merit where the mistake amounts to a larger learning rate or to more steps
+than were meant.
 
 ## What to expect on this machine
-- {equivalence}
+{doubt}- {equivalence}
 - {throughput}
 - {flattens}
 - {over_ranks}
@@ -75,20 +77,20 @@ Measured on: {machine}.
 """
 
 
-def recipe(metrics: Mapping[str, Metrics], ablation: Curve, machine: Metrics, *, worth: str) -> str:
-    """The page, from the stages' metrics, the ablation's curve, `environment.json` and what is worth it."""
+def recipe(metrics: Mapping[str, Metrics], curves: Mapping[str, Curve], machine: Metrics, *, worth: str) -> str:
+    """The page, from the stages' metrics and curves, `environment.json` and what is worth it."""
+    ablation, doubt = curves["ablation"], timing_doubt(metrics["throughput"], curves["throughput"])
     most = max(point["accum_steps"] for point in ablation.points)
     at_most = {point["series"]: point for point in ablation.points if point["accum_steps"] == most}
     lines = [
-        "| mistake | optimizer | gradient norm, times the right one | largest parameter error, step 1 | last loss |",
-        "|---|---|---|---|---|",
-        *(_mistake(series, point) for series, point in at_most.items() if series.partition("/")[2] in MISTAKES),
+        "| mistake | optimizer | gradient norm, times the right | parameter error, step 1 | last loss | right loop's |",
+        "|---|---|---|---|---|---|",
+        *(_mistake(point, at_most.get(point["right_loop"])) for point in at_most.values() if point["right_loop"]),
     ]
-    right = [f"{name} {_ending(point)}" for name, point in at_most.items() if name.partition("/")[2] == "scaled"]
     effective = ablation.points[0]["effective_batch"]
     return PAGE.format(
         mistakes="\n".join([f"At effective batch {effective}, N = {most}:", "", *lines]),
-        right="; ".join(right) + ".",
+        doubt=f"- {doubt}\n" if doubt else "",
         machine=", ".join(f"{key} {machine[key]}" for key in ("cpu", "gpu", "torch", "python") if machine.get(key)),
         worth=worth,
         **expectations(metrics["equivalence"], metrics["throughput"]),
@@ -130,7 +132,7 @@ def _in_bf16(equivalence: Metrics) -> str:
 def _over_ranks(distributed: Metrics) -> str:
     times = {key.partition("/")[0]: value for key, value in distributed.items() if key.endswith("/step_time_ratio")}
     steps = max(round(value) for key, value in distributed.items() if key.endswith("/reduced_bytes_ratio"))
-    longer = ", ".join(f"{value:.2g} times as long with {strategy}" for strategy, value in sorted(times.items()))
+    longer = ", ".join(f"{ratio(value)} times as long with {strategy}" for strategy, value in sorted(times.items()))
     return (
         "Over ranks, reducing on every micro-batch moves N times the gradient bytes for the same gradient; here, on "
         f"one machine and at N={steps}, a step took {longer}."
@@ -153,12 +155,13 @@ def _settings(memory: Metrics, plan: Metrics) -> dict[str, str]:
     }
 
 
-def _mistake(series: str, point: Point) -> str:
-    optimizer, _, variant = series.partition("/")
+def _mistake(point: Point, right: Point | None) -> str:
+    optimizer, _, variant = point["series"].partition("/")
     ratio = point["grad_norm_ratio"]
     error = point["param_diff_step1"]
     shown = "no single gradient" if ratio is None else f"{ratio:.4g}"
-    return f"| {variant}: {MISTAKES[variant]} | {optimizer} | {shown} | {error:.2g} | {_ending(point)} |"
+    ends = f"{_ending(point)} | {'not run' if right is None else _ending(right)}"
+    return f"| {variant}: {MISTAKES[variant]} | {optimizer} | {shown} | {error:.2g} | {ends} |"
 
 
 def _ending(point: Point) -> str:

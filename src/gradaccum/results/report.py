@@ -67,7 +67,7 @@ def write_report(measured: Measured, root: Path = OUTPUTS) -> list[Path]:
         write_json(root / "accum-curve.json", joined_curve(measured.curves).to_json()),
         write_text(
             root / "skill-gradient-accumulation.md",
-            recipe(measured.metrics, measured.curves["ablation"], measured.machine, worth=worth),
+            recipe(measured.metrics, measured.curves, measured.machine, worth=worth),
         ),
         write_text(
             root / "report" / "claims.md",

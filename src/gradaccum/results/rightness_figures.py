@@ -9,9 +9,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
-from gradaccum.results.canvas import PALETTE, column, finish_with_one_legend, log2, new_axes
+from gradaccum.results.canvas import PALETTE, column, finish_with_one_legend, log2, new_axes, plain_log
 from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Table
 
@@ -98,13 +97,11 @@ def _draw_losses(axes: Axes, losses: Mapping[str, Sequence[float]]) -> None:
             axes.plot(step, top, marker="^", **mark)
         if len(values) < last:
             axes.plot(len(values), min(values[-1], top), marker="X", **mark)
-    for marker, meaning in (("^", "leaves the axis"), ("X", "diverges")):
+    for marker, meaning in (("^", "leaves the axis, in its line's colour"), ("X", "diverges, in its line's colour")):
         if any(line.get_marker() == marker for line in axes.lines):
-            axes.plot([], [], marker, color="0.5", label=meaning)
-    axes.set(yscale="log", ylim=(min(map(min, losses.values())) / 1.3, top))
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
+            axes.plot([], [], marker, color=BLACK, fillstyle="none", label=meaning)
+    axes.set(ylim=(min(map(min, losses.values())) / 1.3, top))
+    plain_log(axes.yaxis)
 
 
 def _losses(rows: Table, series: str, accum_steps: int) -> list[float]:

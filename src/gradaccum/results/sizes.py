@@ -35,6 +35,11 @@ def grouped(number: float) -> str:
     return f"{number:,.0f}".replace(",", " ") if number >= 999.5 else f"{number:.3g}"
 
 
+def ratio(number: float) -> str:
+    """`437.2` as `440`: two digits say how many times as much, and never as a power of ten."""
+    return grouped(float(f"{number:.2g}"))
+
+
 def parse_bytes(text: str) -> int:
     """`8GiB`, `512 MiB`, `24GB` (decimal) or a plain number of bytes.
 

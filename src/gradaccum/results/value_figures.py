@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from gradaccum.results.canvas import column, finish_with_one_legend, log2, new_axes
+from gradaccum.results.canvas import column, finish_with_one_legend, log2, new_axes, plain, plain_log
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.outcome import Row, Table
 from gradaccum.results.sentences import QUARTERS, RULE
@@ -28,19 +29,24 @@ def learning(curve: Curve, tables: Tables) -> Figure:
     """Validation loss of every arm against samples and steps, with its interval; and what decides at the end."""
     figure, (by_samples, by_steps, above) = new_axes(3)
     arms = _arms(tables["learning"])
+    failed = {str(point["effective_batch"]) for point in curve.points if point["failed_runs"]}
     for (effective_batch, rows), color in zip(arms.items(), _along(len(arms)), strict=True):
         label = f"effective batch {effective_batch}"
-        _band(by_samples, "samples", rows, color=color, label=label)
-        _band(by_steps, "steps", rows[1:], color=color, label=label)
+        style = {"color": color, "label": f"{label}: a seed failed", "linestyle": ":"}
+        style = style if effective_batch in failed else {"color": color, "label": label}
+        _band(by_samples, "samples", rows, **style)
+        _band(by_steps, "steps", rows[1:], **style)
     start = float(tables["learning"][0]["validation_loss"])
     least = min(float(row["validation_loss"]) for row in tables["learning"] if row["validation_loss"] not in (None, ""))
     for axes, title in ((by_samples, "equal samples"), (by_steps, "equal optimizer steps")):
-        axes.set(yscale="log", ylabel="validation loss (mean, 95 % interval)", title=f"Learning at {title}")
+        axes.set(ylabel="validation loss (mean, 95 % interval)", title=f"Learning at {title}")
         axes.set_ylim(0.7 * least, 1.5 * start)
-    _log(by_steps.set_xscale, (line.get_xdata() for line in by_steps.lines))
+        plain_log(axes.yaxis)
+    _log(by_steps.xaxis, (line.get_xdata() for line in by_steps.lines))
     for name, points in curve.series().items():
         _differences(above, points, "loss_above_reference", label=f"{name}, 95 % interval")
-    _batches(above, curve.points)
+    plain(above.yaxis)
+    _batches(above, _shown(curve.points, "loss_above_reference"))
     above.set(ylabel="loss above the smallest arm's", title="What decides: the difference, seed by seed")
     finish_with_one_legend(figure, (by_samples, by_steps, above), "samples")
     by_steps.set_xlabel("optimizer steps")
@@ -56,7 +62,7 @@ def noise_scale(curve: Curve, tables: Tables) -> Figure:
         middles = samples * (np.arange(len(QUARTERS)) + 0.5 + share) / len(QUARTERS)
         _quarters(along, point, middles, color=_along(len(curve.points))[curve.points.index(point)])
     along.set_xticks(samples * np.linspace(0, 1, len(QUARTERS) + 1))
-    _log(along.set_yscale, (line.get_ydata() for line in along.lines))
+    _log(along.yaxis, _heights(along))
     along.set(ylabel="gradient noise scale (targets, 95 % interval)")
     along.set_title("Noise scale by quarter of training")
     for name, points in curve.series().items():
@@ -65,7 +71,7 @@ def noise_scale(curve: Curve, tables: Tables) -> Figure:
     if middles:
         bend.axvspan(min(middles), max(middles), color="0.9", label="noise scale of the arms, middle of the quarters")
     _batches(bend, curve.points)
-    _log(bend.set_yscale, (line.get_ydata() for line in bend.lines))
+    _log(bend.yaxis, _heights(bend))
     bend.set(ylabel="validation loss at the end", title="Loss reached on equal samples")
     finish_with_one_legend(figure, (along, bend), EFFECTIVE_BATCH)
     along.set_xlabel("samples")
@@ -94,6 +100,7 @@ def worth(rows: Table, efficiency: Mapping[str, Any], *, untimed: str | None) ->
         _interval(seconds, rows, f"seconds_to_{target}", label=label)
     for axes, title in zip(panels, ("Samples/s", "Samples to a target loss", "Seconds to a target loss"), strict=True):
         axes.set(ylabel=title.lower(), title=title)
+        plain(axes.yaxis)
         drawn = np.concatenate([[0.0], *(np.asarray(line.get_ydata(), float) for line in axes.lines)])
         axes.set_ylim(0, 1.1 * drawn.max() or 1.0)
         _batches(axes, rows)
@@ -108,52 +115,75 @@ def _rules(curve: Curve, trial: str, title: str) -> Figure:
     figure, panels = new_axes(3)
     losses, to_base, to_rule = panels
     series = {name: points for name, points in curve.series().items() if name.startswith(f"{trial}/")}
-    for axes, key in ((to_base, "loss_above_base"), (to_rule, "loss_above_rule")):
-        _about_none(axes, [point[key] for points in series.values() for point in points])
+    every = [point for points in series.values() for point in points]
+    deciding = {to_base: "loss_above_base", to_rule: "loss_above_rule"}
+    scales = [_about_none(axes, [point[key] for point in every]) for axes, key in deciding.items()]
     for number, (name, points) in enumerate(series.items()):
         apart: dict[str, Any] = {"label": name.partition("/")[2], "shift": 1.05 ** (number - (len(series) - 1) / 2)}
         _losses(losses, points, **apart)
         _differences(to_base, points, "loss_above_base", **apart)
         _differences(to_rule, points, "loss_above_rule", **apart)
     base = next(iter(series.values()))[0]["departs_from"]
-    _log(losses.set_yscale, (line.get_ydata() for line in losses.lines))
+    _log(losses.yaxis, _heights(losses))
     losses.set(ylabel="validation loss at the end", title=title)
-    to_base.set(ylabel=f"loss above that at {base}", title=f"What decides: minus the base at {base}, seed by seed")
-    to_rule.set(ylabel=f"loss above {RULE[trial]}'s", title=f"Minus {RULE[trial]} at the same batch, seed by seed")
-    for axes in panels:
-        _batches(axes, [point for points in series.values() for point in points])
+    to_base.set(
+        ylabel=f"loss above that at {base}{scales[0]}", title=f"What decides: minus the base at {base}, seed by seed"
+    )
+    to_rule.set(
+        ylabel=f"loss above {RULE[trial]}'s{scales[1]}", title=f"Minus {RULE[trial]} at the same batch, seed by seed"
+    )
+    for axes, key in ((losses, "validation_loss"), *deciding.items()):
+        _batches(axes, _shown(every, key))
     return finish_with_one_legend(figure, panels, EFFECTIVE_BATCH)
 
 
 def _losses(axes: Axes, points: Sequence[Point], *, label: str, shift: float = 1.0) -> None:
     """Means with intervals; arms in which a seed failed as crosses above all others, at no value."""
-    sound = [point for point in points if not point["failed_runs"]]
-    failed = [point for point in points if point["failed_runs"]]
-    color = _interval(axes, sound, "validation_loss", label=label, shift=shift)
-    top = max([2 * point["validation_loss"] for point in sound], default=1.0)
-    if failed:
-        x = column(failed, "effective_batch")
-        axes.plot(x, [top] * len(x), "x", color=color, label=f"{label}: a seed failed")
+    _with_failed(axes, points, "validation_loss", label=label, shift=shift)
 
 
 def _differences(axes: Axes, points: Sequence[Point], name: str, *, label: str, shift: float = 1.0) -> None:
-    """Paired differences with their intervals, beside the line of none."""
-    _interval(axes, points, name, label=label, shift=shift)
+    """Paired differences with their intervals, beside the line of none; failed arms as `_losses` draws them."""
+    _with_failed(axes, points, name, label=label, shift=shift)
     axes.axhline(0, color="0.5", linestyle="--", label="no difference")
 
 
-def _about_none(axes: Axes, differences: Sequence[float | None]) -> None:
-    """Where large differences would hide small ones, a scale that is straight around 0 and logarithmic beyond."""
+def _with_failed(axes: Axes, points: Sequence[Point], name: str, *, label: str, shift: float) -> None:
+    sound = [point for point in points if not point["failed_runs"]]
+    color = _interval(axes, sound, name, label=label, shift=shift)
+    x = shift * np.array([point["effective_batch"] for point in points if point["failed_runs"]])
+    if len(x):
+        top = {"transform": axes.get_xaxis_transform(), "color": color, "clip_on": False}
+        axes.plot(x, np.full(len(x), 0.96), "x", label=f"{label}: a seed failed", **top)
+
+
+def _about_none(axes: Axes, differences: Sequence[float | None]) -> str:
+    """Where large differences would hide small ones, a scale that is straight around 0; gives what the label says."""
     sizes = [abs(each) for each in differences if each]
-    if sizes and max(sizes) > 10 * min(sizes):
-        axes.set_yscale("symlog", linthresh=float(np.median(sizes)))
+    if not sizes or max(sizes) <= 10 * min(sizes):
+        plain(axes.yaxis)
+        return ""
+    straight = float(f"{np.median(sizes):.1g}")
+    axes.set_yscale("symlog", linthresh=straight, subs=(2, 5))
+    plain(axes.yaxis)
+    return f" (log beyond {straight:g})"
 
 
-def _log(set_scale: Callable[[str], object], values: Iterable[Any]) -> None:
+def _log(axis: Axis, values: Iterable[Any]) -> None:
     """A logarithmic scale, where anything is drawn and all of it above 0: matplotlib has none for nothing."""
     drawn = np.concatenate([np.asarray([], float), *(np.asarray(each, float) for each in values)])
     if drawn.size and drawn.min() > 0:
-        set_scale("log")
+        plain_log(axis)
+
+
+def _heights(axes: Axes) -> Iterable[Any]:
+    """Of what is drawn at a value."""
+    return (line.get_ydata() for line in axes.lines if line.get_transform() == axes.transData)
+
+
+def _shown(points: Sequence[Point], key: str) -> Sequence[Point]:
+    """Those with a value or a cross, so that no axis begins with a place that is empty."""
+    return [point for point in points if point[key] is not None or point["failed_runs"]] or points
 
 
 def _batches(axes: Axes, rows: Sequence[Row]) -> None:
@@ -171,14 +201,16 @@ def _interval(axes: Axes, rows: Sequence[Row], name: str, *, label: str, shift: 
     return container.lines[0].get_color()
 
 
-def _band(axes: Axes, x: str, rows: Sequence[Row], *, color: Any, label: str) -> None:
+def _band(axes: Axes, x: str, rows: Sequence[Row], *, color: Any, label: str, linestyle: str = "-") -> None:
+    """A mean with its interval; of a failed arm, whose line is dotted, the interval would fill the panel."""
     known = [row for row in rows if row["validation_loss"] not in (None, "")]
     at, mean, low, high = (
         [float(row[key]) for row in known]
         for key in (x, "validation_loss", "validation_loss_low", "validation_loss_high")
     )
-    axes.plot(at, mean, color=color, label=label)
-    axes.fill_between(at, np.maximum(low, 1e-12), high, color=color, alpha=0.15, linewidth=0)
+    axes.plot(at, mean, color=color, label=label, linestyle=linestyle)
+    if linestyle == "-":
+        axes.fill_between(at, np.maximum(low, 1e-12), high, color=color, alpha=0.15, linewidth=0)
 
 
 def _quarters(axes: Axes, point: Point, middles: Any, *, color: Any) -> None:

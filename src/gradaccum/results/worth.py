@@ -7,6 +7,7 @@ from typing import Any
 
 from gradaccum.results import sentences
 from gradaccum.results.curve import Curve, Point
+from gradaccum.results.fits import POOR
 from gradaccum.results.outcome import Row, Table
 
 Metrics = Mapping[str, Any]
@@ -38,7 +39,7 @@ def plan(point: Point) -> tuple[Any, ...]:
 
 
 def _row(point: Point, samples_per_sec: float | None) -> Row:
-    row = {"effective_batch": point["effective_batch"], "samples_per_sec": samples_per_sec}
+    row = {key: point[key] for key in ("effective_batch", "failed_runs")} | {"samples_per_sec": samples_per_sec}
     row |= {f"loss_above_reference{end}": point[f"loss_above_reference{end}"] for end in ENDS}
     for name in (f"{target}{end}" for target in TARGETS for end in ENDS):
         samples = point[f"samples_to_{name}"]
@@ -77,11 +78,28 @@ def worth_sentences(rows: Table, curves: Curves, metrics: Mapping[str, Metrics])
     if nothing:
         yield nothing
         return
+    yield from filter(None, [timing_doubt(throughput, curves["throughput"])])
     yield _answer(efficiency, throughput, curves["throughput"])
     yield sentences.quality(efficiency)
     yield from filter(None, [sentences.noise_scale(efficiency)])
     yield from filter(None, (_soonest(rows, name, loss) for name, loss in targets(efficiency).items()))
     yield from filter(None, [why_untimed(curves["efficiency"], curves["throughput"])])
+
+
+def timing_doubt(throughput: Metrics, curve: Curve) -> str | None:
+    """Why nothing that rests on the times is to be relied on; None where it may be."""
+    disturbed, visits = (sum(point[key] for point in curve.points) for key in ("disturbed_visits", "rounds"))
+    reasons = []
+    if throughput["max_rel_residual"] > POOR:
+        reasons.append(f"they miss the model by up to {throughput['max_rel_residual']:.0%}")
+    if 2 * disturbed > visits:
+        reasons.append(f"the machine disturbed {disturbed} of {visits} visits")
+    if not reasons:
+        return None
+    return (
+        f"**Noise: these times are worth little**, for {' and '.join(reasons)}. What rests on them (time of a step, "
+        "where it flattens, which batch is soonest) is a guess until `throughput` is measured on a quieter machine."
+    )
 
 
 def _answer(efficiency: Metrics, throughput: Metrics, curve: Curve) -> str:
@@ -121,7 +139,7 @@ def _table(rows: Table, efficiency: Metrics) -> Iterator[str]:
     yield " | ".join(["| effective batch | loss above the smallest arm's | samples/s", *heads]) + " |"
     yield "|---" * (3 + len(heads)) + "|"
     for row in rows:
-        above = _spread(row, "loss_above_reference", "+.2g")
+        above = "failed" if row["failed_runs"] else _spread(row, "loss_above_reference", "+.2g")
         rate = "-" if row["samples_per_sec"] is None else f"{row['samples_per_sec']:.0f}"
         times = [_spread(row, name, ".0f" if name.startswith("samples") else ".2g") for name in names]
         yield "| " + " | ".join([str(row["effective_batch"]), above, rate, *times]) + " |"
