@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dvc.utils.serialize import load_yaml
 
 from gradaccum.config import read_params, refuse_unknown, section, shared, together
 from gradaccum.errors import ConfigError
@@ -34,6 +35,19 @@ def test_a_number_as_dvc_writes_it_is_a_number(tmp_path: Path, written: str) -> 
     file = tmp_path / "params.yaml"
     file.write_text(f"tolerance: {written}\n")
     assert read_params(file) == {"tolerance": 1e-5}
+
+
+YAML_1_1_READS_OTHERWISE = ["010", "08", "0o10", "-0o7", "1:00", "1:30.5", "yes", "Yes", "on", "off", "No", "._5"]
+
+
+@pytest.mark.parametrize(
+    "written", [*YAML_1_1_READS_OTHERWISE, *["0x1F", "1_000", "1e4", ".5", "~", "true", "y", ".inf", "12e03"]]
+)
+def test_a_scalar_is_read_as_dvc_reads_and_records_it(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(f"seed: {written}\n")
+    ours, recorded = read_params(file)["seed"], load_yaml(str(file))["seed"]
+    assert (ours, type(ours)) == (recorded, type(recorded))
 
 
 @pytest.mark.parametrize(
@@ -128,9 +142,18 @@ def test_a_missing_section_or_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("seed: 1\ndevice: cpu\nseed: 2\n", "params.yaml, line 3, column 1: 'seed' stands twice, first in line 1"),
-        ("plan:\n  a: 1\n  a: 2\n", "params.yaml, line 3, column 3: 'a' stands twice, first in line 2"),
-        ("plan: {a: 1, a: 2}\n", "params.yaml, line 1, column 14: 'a' stands twice, first in line 1"),
+        (
+            "seed: 1\ndevice: cpu\nseed: 2\n",
+            'params.yaml, line 3, column 1: found duplicate key "seed" with value "2" (original value: "1")',
+        ),
+        (
+            "plan:\n  a: 1\n  a: 2\n",
+            'params.yaml, line 3, column 3: found duplicate key "a" with value "2" (original value: "1")',
+        ),
+        (
+            "plan: {a: 1, a: 2}\n",
+            'params.yaml, line 1, column 14: found duplicate key "a" with value "2" (original value: "1")',
+        ),
         ("seed: 3\n  device: 4\n", "params.yaml, line 2, column 9: mapping values are not allowed here"),
     ],
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gradaccum.errors import ConfigError
 
@@ -18,32 +18,15 @@ PARAMS = Path("params.yaml")
 Config = TypeVar("Config")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML whose numbers are those of YAML 1.2: `1e-05` is one, as DVC writes it; a key stands once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in lines:
-                    problem = f"{key.value!r} stands twice, first in line {lines[key.value]}"
-                    raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-                lines[key.value] = key.start_mark.line + 1
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
 def read_params(path: Path = PARAMS) -> dict[str, Any]:
-    """The whole file, not validated."""
+    """The whole file, not validated; read as DVC reads it, or what is measured would not be what dvc.lock records."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing from {Path.cwd()}. Run from the project's root.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Make it a file that you may read.") from error
+    except (YAMLError, ValueError, RecursionError) as error:
         raise _no_yaml(path, error) from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no sections. Restore it with `git checkout {path}`.")
@@ -51,7 +34,7 @@ def read_params(path: Path = PARAMS) -> dict[str, Any]:
 
 
 def _no_yaml(path: Path, error: Exception) -> ConfigError:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+    if isinstance(error, MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
         return ConfigError(
             f"{path}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}. Correct it there."
