@@ -23,7 +23,7 @@ TELLING = {
     "throughput": {"effective batch", "micro x N", "samples/s", "median step ms", "95 % interval"},
     "memory": {"micro x N", "predicted", "tally", "error", "seen outside"},
     "plan": {"micro-batch", "N", "memory", "ms/step", "samples/s", "why"},
-    "efficiency": {"effective batch", "validation loss", "above the best", "failed"},
+    "efficiency": {"effective batch", "validation loss", "above the smallest", "failed"},
     "scaling": {"rule", "effective batch", "validation loss", "failed runs"},
     "distributed": {"way", "N", "reductions", "median step ms", "verdict"},
 }
