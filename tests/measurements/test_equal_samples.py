@@ -82,7 +82,7 @@ def test_an_arm_in_which_a_seed_failed_has_no_loss_to_show() -> None:
     outcome = outcome_of(compared(b4=[0.2, 0.2, 0.2], b8=[0.1, 0.1, 1e32]))
     assert [row["validation loss"] for row in outcome.summary] == ["0.2 (0.2 to 0.2)", "failed"]
     assert [point["validation_loss"] for point in outcome.curve.points] == [pytest.approx(0.2), None]
-    assert outcome.summary[1]["above the best"] is None
+    assert outcome.summary[1]["above the smallest"] is None
 
 
 def test_the_targets_are_what_every_run_reaches_of_the_good_arms_and_of_all_that_trained() -> None:

@@ -66,7 +66,8 @@ def test_arms_do_not_hide_each_other() -> None:
 
 
 def test_a_failed_arm_is_a_cross_at_the_top_without_a_value() -> None:
-    arms = (point(1, **ARM), point(2, **{**ARM, **between("loss_above_reference", (1e32, -1e33, 1e33)), "failed_runs": 1}))
+    failed = {**ARM, **between("loss_above_reference", (1e32, -1e33, 1e33)), "failed_runs": 1}
+    arms = (point(1, **ARM), point(2, **failed))
     stand = {"samples": "64", "steps": "8", **between("validation_loss", ("0.5", "0.4", "0.6"))}
     rows = [{"effective_batch": "4", **stand}, {"effective_batch": "8", **stand}]
     by_samples, _, above = value_figures.learning(Curve("efficiency", "effective_batch", arms), {"learning": rows}).axes
