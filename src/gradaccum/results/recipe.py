@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gradaccum.results.curve import Curve, Point
+from gradaccum.results.outcome import Metrics
 from gradaccum.results.sizes import shown_bytes
-
-Metrics = Mapping[str, Any]
 
 MISTAKES = {
     "naive": "the loss is not divided",
