@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from gradaccum.results.intervals import Interval, first_reached, geometric_interval, mean_interval
+from gradaccum.results.intervals import Interval, first_reached, geometric_interval, mean_interval, shown
 
 
 def test_three_values_have_students_interval() -> None:
@@ -39,6 +39,11 @@ def test_the_interval_of_times_is_that_of_their_logarithms_and_holds_nothing_bel
     interval, logs = geometric_interval([1.0, 10.0]), mean_interval([0.0, 1.0])
     assert (interval.mean, interval.low, interval.high) == pytest.approx((10**logs.mean, 10**logs.low, 10**logs.high))
     assert 0 < interval.low < mean_interval([1.0, 10.0]).high
+
+
+def test_an_interval_is_shown_with_its_mean_and_nothing_as_a_dash() -> None:
+    row = {"x": 1.0, "x_low": -0.25, "x_high": 2.0, "y": None, "y_low": None, "y_high": None}
+    assert [shown(row, "x", "+.2g"), shown(row, "y", "+.2g")] == ["+1 (-0.25 to +2)", "-"]
 
 
 def test_what_cannot_be_is_cut_off_an_interval() -> None:

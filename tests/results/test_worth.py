@@ -167,4 +167,5 @@ def test_the_table_tells_every_arm_and_what_is_not_known() -> None:
     assert (
         "| 4 | +0.02 (-0.01 to +0.05) | 10 | 100 (50 to 200) | 10 (5 to 20) | 20 (10 to 30) | 2 (1 to 3) |" in section
     )
+    assert "are not what a run stopped at that loss would have needed" in section
     assert "| 16 | +0.02 (-0.01 to +0.05) | - | - | - | 20 (10 to 30) | - |" in section

@@ -10,13 +10,11 @@ from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import bootstrap, t
+from scipy.stats import t
 
 from gradaccum.errors import BatchError, ConfigError
 
 Floats = NDArray[np.float64]
-
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,9 @@ class NoiseScaleEstimate:
 def estimate(*runs: Sequence[WindowNoise], confidence: float = 0.95) -> NoiseScaleEstimate:
     """`mean(S) / mean(|G|^2)`: each mean is unbiased, the ratio within one window is not.
 
-    Both means weigh a window by its degrees of freedom. The interval is a block bootstrap: consecutive windows of a
-    run, which depend on each other through the parameters, are resampled together. It is that of a stretch in which
-    the noise scale stays about the same; over a longer one it is sure of a mean that nothing had (see `in_parts`).
+    Both means weigh a window by its degrees of freedom. The interval is over blocks: consecutive windows of a run,
+    which depend on each other through the parameters, count as one draw. It is that of a stretch in which the noise
+    scale stays about the same; over a longer one it is narrow around a value that no window had (see `in_parts`).
 
     Args:
         runs: windows in order; several runs (seeds) add up, each cut into blocks of its own.
@@ -126,25 +124,16 @@ def _block_sums(run: Sequence[WindowNoise]) -> Floats:
 def _interval(traces: Floats, squares: Floats, confidence: float) -> tuple[float, float]:
     """Bounds of S / |G|^2, by way of its inverse: S is never negative, while |G|^2 may well be, or pass through 0.
 
-    A t interval with the bootstrap's standard error over the blocks. Unlike percentiles, it also reaches beyond the
-    extremes of a few blocks. The root makes up for the bootstrap's narrowness over few.
-    Source: Hesterberg 2014, What Teachers Should Know about the Bootstrap, arXiv 1411.5279 ("t interval with bootstrap
-    standard error", and on the narrowness bias).
+    Student's t, with the ratio's standard error over the blocks by the delta method.
+    Source: Cochran 1977, Sampling Techniques, 3rd edition, section 6.4 (the variance of a ratio estimate).
     """
     blocks = len(traces)
     if blocks < 2 or not traces.all():
         return 0.0, math.inf
-    error = bootstrap(
-        (squares, traces),
-        lambda part, whole, axis: part.sum(axis=axis) / whole.sum(axis=axis),
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).standard_error
     inverse = squares.sum() / traces.sum()
-    reach = t.ppf((1 + confidence) / 2, blocks - 1) * error * math.sqrt(blocks / (blocks - 1))
+    residuals = squares - inverse * traces
+    error = math.sqrt(blocks / (blocks - 1) * (residuals**2).sum()) / traces.sum()
+    reach = t.ppf((1 + confidence) / 2, blocks - 1) * error
     return _scale(inverse + reach, 1.0), _scale(inverse - reach, 1.0)
 
 

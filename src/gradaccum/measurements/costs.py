@@ -20,7 +20,11 @@ class Limit:
     flops: dict[int, int]
 
     def share(self, plan: BatchPlan, step_ms: float) -> float:
-        """Model FLOPs utilization: counted operations a second, as a share of the matrix-product peak."""
+        """Counted operations a second, as a share of the matrix-product peak measured here.
+
+        The field's model FLOPs utilization (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B) is a share of
+        the hardware's nominal peak instead, which no product reaches, so that it is smaller.
+        """
         return 1000 * plan.accum_steps * self.flops[plan.micro_batch] / (step_ms * self.peak_flops_per_sec)
 
 

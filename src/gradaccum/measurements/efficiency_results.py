@@ -9,7 +9,7 @@ from gradaccum.measurements.arms import ArmResult, ended, fields, noise_fields, 
 from gradaccum.measurements.equal_samples import Comparison
 from gradaccum.results import sentences
 from gradaccum.results.curve import Curve
-from gradaccum.results.outcome import Outcome, StepSeries
+from gradaccum.results.outcome import Metrics, Outcome, StepSeries
 
 
 def outcome_of(comparison: Comparison) -> Outcome:
@@ -103,7 +103,7 @@ def row(result: ArmResult, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def findings(metrics: sentences.Metrics) -> Iterator[str]:
+def findings(metrics: Metrics) -> Iterator[str]:
     nothing = sentences.nothing_to_compare(metrics)
     if nothing:
         yield nothing

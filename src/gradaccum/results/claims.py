@@ -9,9 +9,8 @@ from typing import Any
 
 from gradaccum.results import sentences
 from gradaccum.results.curve import Curve, Point
-from gradaccum.results.intervals import Interval
-
-Metrics = Mapping[str, Any]
+from gradaccum.results.intervals import Interval, shown
+from gradaccum.results.outcome import Metrics
 
 NEAR = 3
 """A bend within this factor of the noise scale is of its order; ten would hold whatever arms a sweep usually has."""
@@ -183,11 +182,6 @@ def _table(title: str, lines: Mapping[str, Sequence[Point]], columns: Mapping[st
 
 def _row(arm: str, point: Point, differences: Iterable[str]) -> str:
     cells = [arm, point["effective_batch"], f"{point['lr']:.3g}"]
-    cells += ["-" if point["beta2"] is None else f"{point['beta2']:.4g}", _spread(point, "validation_loss", ".3g")]
-    cells += [_spread(point, name, "+.2g") for name in differences]
+    cells += ["-" if point["beta2"] is None else f"{point['beta2']:.4g}", shown(point, "validation_loss", ".3g")]
+    cells += [shown(point, name, "+.2g") for name in differences]
     return f"| {' | '.join(map(str, cells))} | {point['failed_runs']} of {point['seeds']} |"
-
-
-def _spread(point: Point, name: str, form: str) -> str:
-    value, low, high = (point[f"{name}{end}"] for end in ("", "_low", "_high"))
-    return "-" if value is None else f"{value:{form}} ({low:{form}} to {high:{form}})"

@@ -27,6 +27,10 @@ class Interval:
         mean, low, high = (metrics[f"{name}{ending}"] for ending in ("", "_low", "_high"))
         return None if mean is None else cls(mean, low, high)
 
+    def shown(self, form: str) -> str:
+        """As cells of tables have it, each number in that format."""
+        return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
+
     def at_least(self, bound: float) -> Interval:
         """Without what cannot be, such as times below 0."""
         return replace(self, low=max(bound, self.low), high=max(bound, self.high))
@@ -34,6 +38,12 @@ class Interval:
     def fields(self, name: str) -> dict[str, Any]:
         """As fields of a point: `name`, `name_low`, `name_high`."""
         return {name: self.mean, **ends(name, self)}
+
+
+def shown(row: Mapping[str, Any], name: str, form: str) -> str:
+    """The cell of a row's interval; a dash where it is null."""
+    interval = Interval.of(row, name)
+    return interval.shown(form) if interval else "-"
 
 
 def ends(name: str, interval: Interval | None) -> dict[str, float | None]:

@@ -9,6 +9,9 @@ from typing import Any
 from gradaccum.results.curve import Curve
 
 Row = Mapping[str, Any]
+Metrics = Mapping[str, Any]
+"""A stage's headline numbers, as read from its `metrics.json`."""
+
 Table = Sequence[Row]
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gradaccum.results.curve import Curve, Point
+from gradaccum.results.outcome import Metrics
 from gradaccum.results.sizes import ratio, shown_bytes
 from gradaccum.results.worth import timing_doubt
-
-Metrics = Mapping[str, Any]
 
 MISTAKES = {
     "naive": "the loss is not divided",

@@ -19,8 +19,8 @@ from gradaccum.results.files import (
     write_json,
     write_text,
 )
-from gradaccum.results.outcome import Row, Table
-from gradaccum.results.recipe import Metrics, recipe
+from gradaccum.results.outcome import Metrics, Row, Table
+from gradaccum.results.recipe import recipe
 from gradaccum.results.sentences import QUARTERS
 from gradaccum.results.worth import why_untimed, worth_section, worth_table
 

@@ -6,14 +6,11 @@ Each sentence is made from a stage's `metrics.json` alone, and says of a differe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import combinations
 from statistics import median
-from typing import Any
 
 from gradaccum.results.intervals import Interval
-
-Metrics = Mapping[str, Any]
+from gradaccum.results.outcome import Metrics
 
 QUARTERS = tuple(f"noise_scale/quarter_{number}" for number in (1, 2, 3, 4))
 """The noise scale drifts along training, so it is told for each quarter. Where some quarter has one, null is infinite:

@@ -8,9 +8,9 @@ from typing import Any
 from gradaccum.results import sentences
 from gradaccum.results.curve import Curve, Point
 from gradaccum.results.fits import POOR
-from gradaccum.results.outcome import Row, Table
+from gradaccum.results.intervals import shown
+from gradaccum.results.outcome import Metrics, Row, Table
 
-Metrics = Mapping[str, Any]
 Curves = Mapping[str, Curve]
 
 TARGETS = {
@@ -18,6 +18,11 @@ TARGETS = {
     "common_target": "which every arm reaches that did not fail",
 }
 ENDS = ("", "_low", "_high")
+
+WITHIN_A_RUN = (
+    "Samples and seconds to a loss are read off runs whose budget and learning-rate decay were set beforehand, and the "
+    "loss off their ends: they compare arms, and are not what a run stopped at that loss would have needed."
+)
 
 
 def targets(efficiency: Metrics) -> dict[str, float]:
@@ -68,7 +73,7 @@ def why_untimed(efficiency: Curve, throughput: Curve) -> str | None:
 def worth_section(rows: Table, curves: Curves, metrics: Mapping[str, Metrics]) -> str:
     """The answer as sentences, and the time to target of every arm as a table; Markdown."""
     lines = [f"- {line}" for line in worth_sentences(rows, curves, metrics)]
-    return "\n".join([*lines, "", *_table(rows, metrics["efficiency"])])
+    return "\n".join([*lines, "", *_table(rows, metrics["efficiency"]), "", WITHIN_A_RUN])
 
 
 def worth_sentences(rows: Table, curves: Curves, metrics: Mapping[str, Metrics]) -> Iterator[str]:
@@ -128,7 +133,7 @@ def _soonest(rows: Table, target: str, loss: float) -> str | None:
     fastest = min(timed, key=lambda row: float(row[f"seconds_to_{target}"]))
     return (
         f"Loss {loss:.3g}, {TARGETS[target]}, is reached soonest at effective batch {fastest['effective_batch']}: in "
-        f"{_spread(fastest, f'seconds_to_{target}', '.2g')} s, after {fastest[f'samples_to_{target}']:.0f} samples."
+        f"{shown(fastest, f'seconds_to_{target}', '.2g')} s, after {fastest[f'samples_to_{target}']:.0f} samples."
     )
 
 
@@ -139,12 +144,7 @@ def _table(rows: Table, efficiency: Metrics) -> Iterator[str]:
     yield " | ".join(["| effective batch | loss above the smallest arm's | samples/s", *heads]) + " |"
     yield "|---" * (3 + len(heads)) + "|"
     for row in rows:
-        above = "failed" if row["failed_runs"] else _spread(row, "loss_above_reference", "+.2g")
+        above = "failed" if row["failed_runs"] else shown(row, "loss_above_reference", "+.2g")
         rate = "-" if row["samples_per_sec"] is None else f"{row['samples_per_sec']:.0f}"
-        times = [_spread(row, name, ".0f" if name.startswith("samples") else ".2g") for name in names]
+        times = [shown(row, name, ".0f" if name.startswith("samples") else ".2g") for name in names]
         yield "| " + " | ".join([str(row["effective_batch"]), above, rate, *times]) + " |"
-
-
-def _spread(row: Row, name: str, form: str) -> str:
-    value, low, high = (row[f"{name}{end}"] for end in ENDS)
-    return "-" if value is None else f"{value:{form}} ({low:{form}} to {high:{form}})"
