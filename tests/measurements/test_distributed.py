@@ -1,22 +1,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch import nn
 
 from gradaccum import Accumulator, ConfigError
 from gradaccum.config import read_params, shared
+from gradaccum.engine.accumulator import StepResult
+from gradaccum.engine.batching import Batch
 from gradaccum.measurements import points, rank_sweep
 from gradaccum.measurements.bench import Bench
 from gradaccum.measurements.distributed import Config, measure
 from gradaccum.measurements.rank_results import outcome_of
-from gradaccum.measurements.rank_timing import slowest, time_ways
+from gradaccum.measurements.rank_timing import RankTimer, slowest, time_ways
 from gradaccum.measurements.setup import Setup, no_progress
-from gradaccum.measurements.spread import Way, layers_of, uneven_share
+from gradaccum.measurements.spread import Way
 from gradaccum.results.outcome import Outcome
 from tests.distributed.pool import Pool
 
@@ -42,9 +43,28 @@ def measured(config: Config, setup: Setup) -> Outcome:
     return outcome_of(rank_sweep.sweep(config, setup, no_progress), config)
 
 
+PARTS = {"t_micro_ms": 0.4, "t_sync_ms": 1.5, "t_step_ms": 2.0}
+
+
+def made_of_parts(timer: RankTimer, accumulator: Accumulator, window: Sequence[Batch]) -> tuple[StepResult, float]:
+    """A step whose time is what the model says."""
+    del timer
+    step = accumulator.step(window)
+    counts = (step.micro_batches, step.sync_calls, 1)
+    return step, sum(count * ms for count, ms in zip(counts, PARTS.values(), strict=True))
+
+
+def measured_with_known_times(config: Config, setup: Setup) -> Outcome:
+    timed, RankTimer.timed = RankTimer.timed, made_of_parts
+    try:
+        return measured(config, setup)
+    finally:
+        RankTimer.timed = timed
+
+
 @pytest.fixture(scope="module")
 def outcome(ranks: Pool) -> Outcome:
-    return ranks(2, measured, config(), shared(read_params(), Setup))[0]
+    return ranks(2, measured_with_known_times, config(), shared(read_params(), Setup))[0]
 
 
 def test_every_way_over_ranks_is_the_full_batch(outcome: Outcome) -> None:
@@ -89,13 +109,16 @@ def test_times_come_with_intervals_and_their_model_with_its_error(outcome: Outco
     for point in outcome.curve.points:
         if "median_step_ms" in point:
             assert point["rounds"] == 2
-            assert point["step_ms_low"] <= point["median_step_ms"] <= point["step_ms_high"]
-            assert (point["fitted_step_ms"] is None) == point["series"].endswith("gathered")
+            syncs = point["accum_steps"] if point["series"].endswith("every") else 1
+            expected = pytest.approx(0.4 * point["accum_steps"] + 1.5 * syncs + 2.0)
+            assert [point["step_ms_low"], point["median_step_ms"], point["step_ms_high"]] == [expected] * 3
+            assert point["fitted_step_ms"] == (None if point["series"].endswith("gathered") else expected)
+    ratio = (3 * 0.4 + 3 * 1.5 + 2.0) / (3 * 0.4 + 1.5 + 2.0)
     for strategy in ("ddp", "fsdp2"):
-        for name in ("t_micro_ms", "t_sync_ms", "t_step_ms", "step_time_ratio"):
-            low, high = (outcome.metrics[f"{strategy}/{name}_{end}"] for end in ("low", "high"))
-            assert 0 <= low <= high
-        assert outcome.metrics[f"{strategy}/max_rel_residual"] >= 0
+        for name, true in {**PARTS, "step_time_ratio": ratio}.items():
+            found = [outcome.metrics[f"{strategy}/{name}{end}"] for end in ("_low", "", "_high")]
+            assert found == [pytest.approx(true)] * 3
+        assert outcome.metrics[f"{strategy}/max_rel_residual"] == pytest.approx(0, abs=1e-9)
 
 
 def all_points() -> list[tuple[str, int, list[list[float]]]]:
@@ -232,21 +255,3 @@ def test_another_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, set
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ConfigError, match=r"started 4 ranks, but distributed.world_size is 2"):
         measure(config(), setup)
-
-
-@pytest.mark.parametrize(("micro_batch", "accum_steps", "world_size"), [(4, 1, 2), (1, 2, 2), (4, 3, 3), (5, 3, 4)])
-def test_an_uneven_share_has_as_many_samples_in_unequal_parts(
-    micro_batch: int, accum_steps: int, world_size: int
-) -> None:
-    share = uneven_share(micro_batch, accum_steps, world_size)
-    assert len(share) == world_size
-    assert sum(map(sum, share)) == micro_batch * accum_steps * world_size
-    assert sum(share[0]) < sum(share[-1])
-    assert max(map(max, share)) <= micro_batch
-
-
-def test_layers_that_share_a_parameter_stay_together() -> None:
-    apart = nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))
-    assert list(layers_of(apart)) == [apart[0], apart[2]]
-    apart[2].weight = apart[0].weight
-    assert list(layers_of(apart)) == []

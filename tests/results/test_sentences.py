@@ -50,7 +50,8 @@ def test_both_differences_of_the_half_life_rule_are_told(kept: Any, fixed: Any) 
     said = sentences.half_life(
         SCALING | between("half_life/kept_loss_above", kept) | between("half_life/fixed_loss_above", fixed)
     )
-    assert said == f"At effective batch 4, AdamW with its second moment's half-life {KEPT[kept]} {FIXED[fixed]}"
+    told = f"{KEPT[kept]} {FIXED[fixed]} {sentences.SQRT}"
+    assert said == f"At effective batch 4, AdamW with its second moment's half-life {told}"
 
 
 NONE = (None, None, None)

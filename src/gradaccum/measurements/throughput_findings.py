@@ -95,8 +95,8 @@ def utilization(costs: Costs) -> str:
     at_most = max(costs.frontier, key=lambda each: each.mfu)
     curve = max(costs.curve, key=lambda each: each.mfu)
     return (
-        f"Large matrix products were seen to reach {peak:.0f} GFLOP/s here with these threads, less than the hardware's"
-        f" nominal peak. Of those {peak:.0f}, micro-batches of "
+        f"Large matrix products were seen to reach {peak:.0f} GFLOP/s here with these threads, which is less than the "
+        f"hardware's nominal peak. Of those {peak:.0f}, micro-batches of "
         f"{curve.plan.micro_batch} use {curve.mfu:.1%} at N={curve.plan.accum_steps}, those of "
         f"{at_most.plan.micro_batch} {at_most.mfu:.1%}: no larger N closes that gap, only a larger micro-batch can."
     )

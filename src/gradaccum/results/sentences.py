@@ -24,6 +24,8 @@ UNTUNED = (
     "(Shallue et al. 2019, arXiv 1811.03600)."
 )
 
+SQRT = "In both, the learning rate follows the square root of the batch: this trial's choice, beside the paper's rule."
+
 HARDLY = 0.01
 """The share by which a loss must have fallen for a run to tell anything."""
 
@@ -152,7 +154,7 @@ def half_life(metrics: Metrics) -> str:
     return (
         f"At effective batch {metrics['half_life/effective_batch']}, AdamW with its second moment's half-life kept "
         f"{_ending(metrics, 'half_life/kept', f'that at {base}')}; with beta2 fixed it "
-        f"{_ending(metrics, 'half_life/fixed', 'that with the half-life kept')}."
+        f"{_ending(metrics, 'half_life/fixed', 'that with the half-life kept')}. {SQRT}"
     )
 
 
