@@ -105,7 +105,8 @@ def page(
         "One window through each loop, set to 4 accumulation steps and given the mean cross-entropy of a micro-batch, "
         "as its documentation shows; compared in float64 and float32 with one step over the whole window as one batch. "
         "A second window tells whether something of the first is left. "
-        f"Python {platform.python_version()}, {', '.join(packages)}. Made by `python -m benchmarks.peers`."
+        f"Python {platform.python_version()}, {', '.join(packages)}. "
+        "Made by `python -m benchmarks.peers`, after `pip install -e '.[peers]'`."
     )
     yield ""
     yield f"| loop | {' | '.join(names)} |"

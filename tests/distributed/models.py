@@ -122,3 +122,15 @@ def docs_block(name: str) -> str:
     blocks: list[str] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (block,) = [block for block in blocks if block.startswith(f"# {name}\n")]
     return block
+
+
+def changed_as_the_docs_show(code: str) -> str:
+    """A file of that page with the page's one change to it."""
+    page = (Path(__file__).parents[2] / "docs/many-ranks.md").read_text()
+    (change,) = re.findall(r"```diff\n@@\n(.*?)```", page, re.DOTALL)
+    for hunk in change.split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        before, after = ("".join(line[1:] for line in lines if line[0] != other) for other in "+-")
+        assert code.count(before) == 1, before
+        code = code.replace(before, after)
+    return code

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -86,6 +92,49 @@ def held(run: Accumulator) -> list[Tensor]:
     tensors = [models.whole(tensor) for tensor in [*run.model.parameters(), *moments]]
     rates = [torch.tensor([run.steps, run.optimizer.param_groups[0]["lr"]])]
     return [tensor for tensor in tensors if tensor is not None] + rates
+
+
+class RankKilledError(Exception):
+    """Stands for it."""
+
+
+def trained_as_the_docs_show(folder: Path, *, saves: int) -> tuple[list[Tensor], int]:
+    """Runs the page's script until it has saved so often; its parameters and random state, and how often it stepped."""
+    folder.mkdir(exist_ok=True)
+    checkpoints, left, steps = ModuleType("checkpoints"), itertools.count(1), Accumulator.step
+    checkpoints.__dict__.update(functions_of_the_docs())
+
+    def save(run: Accumulator, where: Path) -> None:
+        as_the_docs_save(run, where)
+        if next(left) == saves:
+            raise RankKilledError
+
+    vars(checkpoints)["save"] = save
+    sys.modules["checkpoints"] = checkpoints
+    here = {"WORLD_SIZE": str(dist.get_world_size()), "RANK": str(dist.get_rank())}
+    script, names = models.changed_as_the_docs_show(models.docs_block("train.py")), {}
+    with (
+        contextlib.chdir(folder),
+        patch.dict(os.environ, here),
+        patch.multiple(dist, init_process_group=Mock(), destroy_process_group=Mock()),
+        patch.object(Accumulator, "step", autospec=True, side_effect=steps) as stepped,
+        contextlib.suppress(RankKilledError),
+    ):
+        exec(script, names)
+    return [*names["model"].parameters(), torch.get_rng_state()], stepped.call_count
+
+
+def stopped_and_not(folder: Path) -> tuple[Any, Any, Any]:
+    whole = trained_as_the_docs_show(folder / "whole", saves=-1)
+    first = trained_as_the_docs_show(folder / "stopped", saves=3)
+    torch.manual_seed(99)
+    return whole, first, trained_as_the_docs_show(folder / "stopped", saves=-1)
+
+
+def test_the_script_of_the_docs_goes_on_after_the_windows_that_it_has_done(ranks: Pool, tmp_path: Path) -> None:
+    for (whole, steps), (_, before), (resumed, after) in ranks(2, stopped_and_not, tmp_path):
+        assert (steps, before, after) == (8, 3, 5)
+        assert all(map(torch.equal, resumed, whole))
 
 
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])

@@ -154,7 +154,7 @@ def _with_failed(axes: Axes, points: Sequence[Point], name: str, *, label: str, 
     x = shift * np.array([point["effective_batch"] for point in points if point["failed_runs"]])
     if len(x):
         top = {"transform": axes.get_xaxis_transform(), "color": color, "clip_on": False}
-        axes.plot(x, np.full(len(x), 0.96), "x", label=f"{label}: a seed failed", **top)
+        axes.plot(x, np.full(len(x), 0.96), "x", label=f"{label.partition(',')[0]}: a seed failed", **top)
 
 
 def _about_none(axes: Axes, differences: Sequence[float | None]) -> str:
