@@ -87,7 +87,7 @@ def test_the_script_that_the_docs_show_runs_on_two_ranks(tmp_path: Path) -> None
     done, _ = run_stage(tmp_path, script=tmp_path / "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("loss ")
-    assert ", 1 reductions, 252 bytes" in done.stdout
+    assert ", reductions: 1, bytes: 252" in done.stdout
 
 
 def test_torchrun_restarts_what_failed_and_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

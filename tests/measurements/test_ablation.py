@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -15,6 +16,7 @@ from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.variants import VARIANTS
 from gradaccum.results.outcome import Outcome
 from gradaccum.results.recipe import MISTAKES
+from tests.measurements.series import logged_and_read_back
 
 ALL = list(get_args(VariantName))
 
@@ -180,3 +182,19 @@ def test_a_ragged_cut_is_a_cut_of_unequal_sizes(batch: int, steps: int) -> None:
 def test_losses_are_listed_for_every_step(outcome: Outcome) -> None:
     rows = [row for row in outcome.tables["losses"] if (row["series"], row["accum_steps"]) == ("adamw/naive", 2)]
     assert [row["step"] for row in rows] == [1, 2, 3]
+
+
+def test_what_is_logged_over_steps_can_be_read_back_from_the_files(outcome: Outcome, tmp_path: Path) -> None:
+    logged, read = logged_and_read_back(outcome, tmp_path)
+    assert logged
+    assert read == logged
+
+
+def test_an_arm_that_diverged_is_read_back_as_long_as_the_others(
+    make_setup: Callable[..., Setup], tmp_path: Path
+) -> None:
+    optimizers = {"sgd": {"lr": 1e15}, "adamw": {"lr": 1e-3}}
+    run = measure(config(accum_steps=[2], variants=["scaled"], num_steps=10), make_setup(optimizers=optimizers))
+    logged, read = logged_and_read_back(run, tmp_path)
+    assert logged["sgd/scaled/loss/n2"][-1] == (10, None)
+    assert read == logged

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gradaccum.measurements.setup import SGD, AdamW, Setup
 from gradaccum.results.outcome import Outcome
 from gradaccum.results.sentences import QUARTERS
 from tests.measurements.arms_made_up import config
+from tests.measurements.series import logged_and_read_back
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +109,9 @@ def test_a_divergence_is_recorded_and_the_files_stay_finite(setup: Setup) -> Non
     assert all(point["validation_loss"] is None for point in found.curve.points)
     assert len(found.tables["learning"]) == 27
     assert "Lower efficiency.base_lr" in " ".join(found.findings)
+
+
+def test_what_is_logged_over_steps_can_be_read_back_from_the_files(outcome: Outcome, tmp_path: Path) -> None:
+    logged, read = logged_and_read_back(outcome, tmp_path)
+    assert logged
+    assert read == logged

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gradaccum.measurements.setup import Setup
 from gradaccum.measurements.throughput import Config, measure
 from gradaccum.results.outcome import Outcome
 from gradaccum.workloads.choice import WorkloadChoice
+from tests.measurements.series import logged_and_read_back
 
 SECTION = {
     "micro_batch": 3,
@@ -292,3 +294,9 @@ def test_a_step_shorter_than_what_is_paid_once_still_leaves_its_micro_batch_some
     monkeypatch.setattr(timing.Timer, "timed", timed)
     rows = measure(config(), setup).tables["frontier"]
     assert [row["t_micro_ms"] for row in rows if row["micro_batch"] == 12] == [pytest.approx(0.3)]
+
+
+def test_what_is_logged_over_steps_can_be_read_back_from_the_files(outcome: Outcome, tmp_path: Path) -> None:
+    logged, read = logged_and_read_back(outcome, tmp_path)
+    assert logged
+    assert read == logged

@@ -27,6 +27,7 @@ from gradaccum.tracking.store import Store
 from gradaccum.tracking.track import sync, track
 from tests.tracking.dvc_project import Project
 from tests.tracking.locked import PARAMS, locked
+from tests.tracking.reading import history
 
 
 @pytest.fixture
@@ -176,6 +177,17 @@ def test_a_state_s_description_has_the_first_finding_of_each_stage_or_where_that
 
     notes = [run.data.tags["mlflow.note.content"] for run in reversed(runs(store, client, store.name))]
     assert notes == ["- throughput: What does it cost? It costs 3.", "- throughput: What does it cost? peak: 1.235"]
+
+
+def test_a_run_made_from_files_has_the_curves_over_steps_that_its_tables_hold(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    losses = [{"series": "sgd", "accum_steps": 2, "step": step, "loss": 1 / step} for step in (1, 2)]
+    other_columns = [{"series": "sgd", "samples": 8}]
+    agree(store, locked(replace(outcome, tables={"losses": losses, "learning": other_columns})), here())
+
+    (run,) = runs(store, client, store.stages_name)
+    assert history(client, run, "sgd/loss/n2") == [(1, 1.0), (2, 0.5)]
 
 
 def test_nothing_new_imports_neither_mlflow_nor_torch(template: Project) -> None:

@@ -13,6 +13,8 @@ from mlflow.entities import Run
 from gradaccum.errors import ConfigError
 from gradaccum.results.outcome import Outcome
 from gradaccum.tracking.agreement import agree
+from gradaccum.tracking.history import Cache, LeftOut, hindrance
+from gradaccum.tracking.lockfile import LockedStage, Pipeline
 from gradaccum.tracking.provenance import Origin, here
 from gradaccum.tracking.store import Store
 from gradaccum.tracking.track import sync_all
@@ -105,6 +107,19 @@ def test_states_whose_lock_is_broken_or_whose_results_the_cache_lacks_are_counte
     assert re.match(rf"{lacking[:7]}: not in DVC's cache: it lacks .*outputs/throughput/accum-curve.json", named[0])
     assert re.match(rf"{broken[:7]}: not readable: dvc.lock is no YAML", named[1])
     assert "`dvc fetch --all-commits` and `dvc exp pull` get what a remote has" in named[3]
+
+
+def test_a_state_in_which_a_stage_was_run_alone_is_no_whole_one_and_the_stages_behind_are_named() -> None:
+    made = LockedStage("throughput", "t", outs={"curve": "new"})
+    late = {name: LockedStage(name, "r", deps={"curve": "old"}) for name in ("plan", "report")}
+    cache = Cache(None, has_remote=False)
+
+    assert hindrance(cache, Pipeline({"throughput": made, "plan": late["plan"], "report": late["report"]})) == LeftOut(
+        "no whole state, as a stage was run alone", "plan, report were run on older results than those beside"
+    )
+    one = hindrance(cache, Pipeline({"throughput": made, "plan": late["plan"]}))
+    assert one
+    assert one.why.startswith("plan was run")
 
 
 def test_a_folder_without_a_pipeline_or_without_git_has_no_past_and_says_so(

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gradaccum.errors import ConfigError
-from gradaccum.tracking.lockfile import Pipeline, read_pipeline
+from gradaccum.tracking.lockfile import LockedStage, Pipeline, read_pipeline
 
 Lock = dict[str, Any]
 
@@ -161,3 +161,10 @@ def test_files_that_are_missing_or_edited_are_told(tmp_path: Path, monkeypatch: 
 def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dvc.lock is missing .*Run `dvc repro`"):
         read_pipeline(tmp_path)
+
+
+def test_of_many_files_that_are_missing_three_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage = LockedStage("ablation", "a", outs={f"outputs/{i}.csv": "0" for i in range(15)})
+    (problem,) = Pipeline({"ablation": stage}).problems()
+    assert problem.startswith("outputs/0.csv, outputs/1.csv, outputs/2.csv and 12 more: missing, or not as")

@@ -144,11 +144,29 @@ def test_a_store_that_fails_costs_one_warning_and_no_measurement(
     assert "gradaccum sync" in warning.message
 
 
-def test_strict_makes_a_store_that_fails_an_error(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("repository")
+def test_strict_makes_a_store_that_fails_an_error_before_anything_is_measured_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("GRADACCUM_TRACKING", "strict")
-    with pytest.raises(TrackingError, match="could not open a run"), stage_run("throughput", {}):
-        pass
+    with pytest.raises(TrackingError, match=r"could not open a run.*Nothing was measured") as failed:
+        stage_run("throughput", {}).__enter__()
+    assert "kept as files" not in str(failed.value)
+
+
+def test_strict_says_that_results_are_kept_where_the_store_fails_after_they_were_measured(
+    client: MlflowClient, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured() -> None:
+        with stage_run("throughput", {}) as run:
+            paths = write_outcome(outcome)
+            monkeypatch.setattr(MlflowClient, "log_batch", None)
+            run.log(outcome, artifacts=paths)
+
+    monkeypatch.setenv("GRADACCUM_TRACKING", "strict")
+    with pytest.raises(TrackingError, match=r"could not take the results.*The results are kept as files"):
+        measured()
 
 
 def _environment(**changes: str) -> dict[str, str]:

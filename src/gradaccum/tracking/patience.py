@@ -16,6 +16,13 @@ MODES = ("off", "on", "strict")
 STAGE_SECONDS = 25.0
 THREAD = "gradaccum-tracking"
 
+_KEPT = "The results are kept as files; `gradaccum sync` publishes them when the store answers again."
+_NOTHING_MEASURED = (
+    "Nothing was measured, as GRADACCUM_TRACKING=strict wants each run tracked. Start the store, or set "
+    "GRADACCUM_TRACKING=on to measure without it. Outputs that DVC removed come back with `git checkout .` and "
+    "`dvc checkout --force`."
+)
+
 _log = logging.getLogger("gradaccum.tracking")
 
 Result = TypeVar("Result")
@@ -34,13 +41,17 @@ def tracking_mode() -> str:
 
 
 class Patience:
-    """A budget of seconds for calls to the store: once it or a call has failed, one warning and no further call."""
+    """A budget of seconds for calls to the store: once it or a call has failed, one warning and no further call.
+
+    Where there are no results yet, `has_results` is False: a strict one then ends the stage before it measures.
+    """
 
     def __init__(self, store: str, *, seconds: float = STAGE_SECONDS, strict: bool = False) -> None:
         self.store = store
         self.left = seconds
         self.strict = strict
         self.lost = False
+        self.has_results = True
 
     def call(self, doing: str, function: Callable[[], Result], *, limited: bool = True) -> Result | None:
         """The function's result, or None where the store is lost. The rest of a call that hangs is left behind.
@@ -63,13 +74,10 @@ class Patience:
     def _lose(self, doing: str, error: BaseException | None) -> None:
         self.lost = True
         reason = redact(_reason(error)) if error else "no answer in time"
-        message = (
-            f"MLflow at {self.store} could not {doing}: {reason}. The results are kept as files; "
-            "`gradaccum sync` publishes them when the store answers again."
-        )
+        message = f"MLflow at {self.store} could not {doing}: {reason}."
         if self.strict:
-            raise TrackingError(message)
-        _log.warning(message)
+            raise TrackingError(f"{message} {_KEPT if self.has_results else _NOTHING_MEASURED}")
+        _log.warning("%s %s", message, _KEPT)
 
 
 def _into(outcome: dict[str, Any], function: Callable[[], Any]) -> None:

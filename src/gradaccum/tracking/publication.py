@@ -8,11 +8,12 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from gradaccum.results.files import read_curve, read_json
+from gradaccum.results.files import read_csv, read_curve, read_json
+from gradaccum.results.series import read_back
 from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import LOCK, PARAMS, LockedStage, Pipeline, question
 from gradaccum.tracking.provenance import Origin, short_name
-from gradaccum.tracking.records import Measured, described, results
+from gradaccum.tracking.records import Measured, described, results, series_lines
 from gradaccum.tracking.store import Store
 
 HEADLINES = 6
@@ -34,7 +35,7 @@ class Press:
         tags = {"stage": stage.name, "dvc.cached": "true", **self.origin.tags(self.store)}
         journal = self._open(experiment, name=f"{stage.name} {short_name(tags, stage.key)}", tags=tags)
         journal.params(stage.flat_params())
-        journal.measured(_measured(stage))
+        journal.measured(_measured(stage) + _over_steps(stage))
         journal.files({path.name: path for out in stage.outs for path in _expanded(Path(out))})
         journal.tags({**described(question(stage.name), _headline(stage)), "results": stage.results})
         return self._end(journal)
@@ -64,6 +65,12 @@ def _measured(stage: LockedStage, prefix: str = "") -> Measured:
     assert stage.metrics_file
     assert stage.curve_file
     return results(read_json(stage.metrics_file), read_curve(stage.curve_file), prefix)
+
+
+def _over_steps(stage: LockedStage) -> Measured:
+    assert stage.curve_file
+    tables = {Path(out).stem: read_csv(Path(out)) for out in stage.outs if out.endswith(".csv")}
+    return series_lines(read_back(read_curve(stage.curve_file), tables))
 
 
 def _headline(stage: LockedStage) -> list[str]:

@@ -46,8 +46,10 @@ class StageRun:
 
     def open(self, params: Mapping[str, Any]) -> None:
         if self._patience:
+            self._patience.has_results = False
             self._patience.call("be reached without the package mlflow", _import_mlflow, limited=False)
             self._journal = self._patience.call("open a run", lambda: _open(self._store, self.stage, params))
+            self._patience.has_results = True
 
     def log(
         self, outcome: Outcome, *, artifacts: Sequence[Path] = (), figures: Mapping[str, bytes] | None = None
