@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gradaccum.tracking.lockfile import LockedStage, read_pipeline
 
@@ -27,6 +28,13 @@ def digest(path: str) -> str:
         return hashlib.md5((ROOT / path).read_bytes()).hexdigest()
     entries = [{"md5": digest(f"{path}/{name}"), "relpath": name} for name in in_git(path)]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
+
+
+def test_every_dependency_that_dvc_yaml_names_was_there() -> None:
+    named = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    assert {name: set(stage.deps) for name, stage in STAGES.items()} == {
+        name: set(stage.get("deps", [])) for name, stage in named.items()
+    }, "run `dvc repro` and commit dvc.lock and the metrics"
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)

@@ -85,7 +85,7 @@ def _validate(data: Any, of: type[Config], file: Path, where: tuple[str, ...]) -
 
 def _without_echoes(error: ValidationError) -> list[dict[str, Any]]:
     """Its items; a list that is too short only because elements of it are wrong is none of them."""
-    items = [dict(item) for item in error.errors(include_url=False)]
+    items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
     wrong = {item["loc"][:depth] for item in items for depth in range(len(item["loc"]))}
     return [item for item in items if item["type"] != "too_short" or item["loc"] not in wrong]
 

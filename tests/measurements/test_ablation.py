@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from gradaccum.errors import ConfigError
 from gradaccum.measurements import variants
 from gradaccum.measurements.ablation import Config, VariantName, measure
 from gradaccum.measurements.mistakes import CONTROL, ragged_cut
@@ -152,3 +153,10 @@ def test_a_ragged_cut_is_a_cut_of_unequal_sizes(batch: int, steps: int) -> None:
 def test_losses_are_listed_for_every_step(outcome: Outcome) -> None:
     rows = [row for row in outcome.tables["losses"] if (row["series"], row["accum_steps"]) == ("adamw/naive", 2)]
     assert [row["step"] for row in rows] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lr", [1e30, 1e300])
+def test_a_learning_rate_that_no_step_survives_is_named(make_setup: Callable[..., Setup], lr: float) -> None:
+    setup = make_setup(optimizers={"sgd": {"lr": lr}, "adamw": {"lr": 0.1}})
+    with pytest.raises(ConfigError, match=r"Lower optimizers\.sgd\.lr"):
+        measure(config(), setup)
