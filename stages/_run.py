@@ -21,7 +21,7 @@ from gradaccum.tracking.stage_run import stage_run
 Config = TypeVar("Config")
 Item = TypeVar("Item")
 
-console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+console = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False)
 
 
 def run_stage(stage: str, of: type[Config], measure: Callable[[Config, Setup, Progress], Outcome]) -> None:

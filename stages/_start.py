@@ -16,15 +16,23 @@ from rich.console import Console
 
 from gradaccum.errors import GradaccumError, RankError
 
+LOST = " Outputs that DVC removed come back with `git checkout . && dvc checkout --force`."
+
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Exit with 1 and the message alone where it is one that the user can act on."""
+    """Exit with 1 and the message alone where it is one that the user can act on; with 130 after Ctrl-C."""
     try:
         yield
     except GradaccumError as error:
-        rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-        lost = " Outputs that DVC removed come back with `git checkout . && dvc checkout --force`."
-        message = f"{rank}{error}{lost if isinstance(error, RankError) else ''}"
-        Console(stderr=True, soft_wrap=True, highlight=False).print(message, style="bold red", markup=False)
+        _say(f"{error}{LOST if isinstance(error, RankError) else ''}")
         sys.exit(1)
+    except KeyboardInterrupt:
+        _say(f"Interrupted.{LOST}")
+        sys.exit(130)
+
+
+def _say(message: str) -> None:
+    rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+    console.print(f"{rank}{message}", style="bold red", markup=False)

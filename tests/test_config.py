@@ -137,6 +137,17 @@ def test_a_missing_section_or_file_is_named(tmp_path: Path) -> None:
         section({}, "throughput", throughput.Config)
     with pytest.raises(ConfigError, match="Run from the project's root"):
         read_params(tmp_path / "params.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_params(tmp_path)
+
+
+def test_a_wrong_element_is_told_once_and_a_list_is_called_one() -> None:
+    with pytest.raises(ConfigError) as error:
+        section({"throughput": {**PARAMS["throughput"], "accum_steps": ["two"]}}, "throughput", throughput.Config)
+    assert len(str(error.value).splitlines()) == 1
+    assert "throughput.accum_steps.0 = 'two'" in str(error.value)
+    with pytest.raises(ConfigError, match="List should have at least 2 items"):
+        section({"throughput": {**PARAMS["throughput"], "accum_steps": [1]}}, "throughput", throughput.Config)
 
 
 @pytest.mark.parametrize(

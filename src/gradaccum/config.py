@@ -79,8 +79,15 @@ def _validate(data: Any, of: type[Config], *, file: Path, where: tuple[str, ...]
     try:
         return TypeAdapter(of).validate_python(data)
     except ValidationError as error:
-        problems = [_problem(file, where, dict(item)) for item in error.errors(include_url=False)]
+        problems = [_problem(file, where, item) for item in _without_echoes(error)]
         raise ConfigError("\n".join(problems)) from None
+
+
+def _without_echoes(error: ValidationError) -> list[dict[str, Any]]:
+    """Its items; a list that is too short only because elements of it are wrong is none of them."""
+    items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
+    wrong = {item["loc"][:depth] for item in items for depth in range(len(item["loc"]))}
+    return [item for item in items if item["type"] != "too_short" or item["loc"] not in wrong]
 
 
 def _problem(file: Path, where: tuple[str, ...], item: dict[str, Any]) -> str:
@@ -94,9 +101,8 @@ def _problem(file: Path, where: tuple[str, ...], item: dict[str, Any]) -> str:
         case "value_error":
             return f"{file}: {key or 'top level'}: {item['ctx']['error']}"
         case _:
-            return (
-                f"{file}: {key} = {item['input']!r} is not allowed: {item['msg'].replace('Input should', 'it should')}."
-            )
+            allowed = item["msg"].replace("Input should", "it should").replace("Tuple should", "List should")
+            return f"{file}: {key} = {item['input']!r} is not allowed: {allowed}."
 
 
 def refuse_unknown(params: Mapping[str, Any], known: Collection[str], *, file: Path = PARAMS) -> None:

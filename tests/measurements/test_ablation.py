@@ -198,3 +198,10 @@ def test_an_arm_that_diverged_is_read_back_as_long_as_the_others(
     logged, read = logged_and_read_back(run, tmp_path)
     assert logged["sgd/scaled/loss/n2"][-1] == (10, None)
     assert read == logged
+
+
+@pytest.mark.parametrize("lr", [1e30, 1e300])
+def test_a_learning_rate_that_no_step_survives_is_named(make_setup: Callable[..., Setup], lr: float) -> None:
+    setup = make_setup(optimizers={"sgd": {"lr": lr}, "adamw": {"lr": 0.1}})
+    with pytest.raises(ConfigError, match=r"Lower optimizers\.sgd\.lr"):
+        measure(config(), setup)

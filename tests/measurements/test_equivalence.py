@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor
 
 from gradaccum import Accumulator, Objective
+from gradaccum.errors import ConfigError
 from gradaccum.measurements import cuts
 from gradaccum.measurements.comparison import Scale, Trace
 from gradaccum.measurements.equivalence import Config, measure
@@ -192,3 +193,9 @@ def test_the_contrastive_workload_fails_with_its_cause(make_setup: Callable[...,
     outcome = measure(config, make_setup("contrastive"))
     assert outcome.failures
     assert any(finding.startswith("not separable: ") and "negatives" in finding for finding in outcome.findings)
+
+
+def test_a_learning_rate_that_no_step_survives_is_named(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup(optimizers={"sgd": {"lr": 1e300}, "adamw": {"lr": 0.1}})
+    with pytest.raises(ConfigError, match=r"Lower optimizers\.sgd\.lr"):
+        measure(config(), setup)

@@ -44,7 +44,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ResultFileError, match=r"metrics\.json cannot be written: disk full\. Make room"):
         files.write_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
@@ -61,6 +61,12 @@ def test_a_missing_or_broken_file_says_what_to_do(tmp_path: Path) -> None:
         files.read_json(tmp_path / "metrics.json")
     with pytest.raises(ResultFileError, match="is missing"):
         files.read_csv(tmp_path / "steps.csv")
+
+
+def test_a_folder_that_cannot_be_made_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file")
+    with pytest.raises(ResultFileError, match=r"cannot be written: .*git checkout \. && dvc checkout --force"):
+        files.write_text(tmp_path / "outputs" / "metrics.json", "{}")
 
 
 def test_files_are_readable_as_the_users_umask_says(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gradaccum.tracking import track as track_module
 from gradaccum.tracking.agreement import LIVE, PUBLISHED, UNCHANGED, Agreeing, Agreement, agree
 from gradaccum.tracking.journal import Journal
 from gradaccum.tracking.lockfile import Pipeline
-from gradaccum.tracking.memory import is_published
+from gradaccum.tracking.memory import forget_runs, has_unclaimed_runs, is_published
 from gradaccum.tracking.patience import TrackingError
 from gradaccum.tracking.provenance import here
 from gradaccum.tracking.stage_run import stage_run
@@ -46,6 +46,13 @@ def runs(store: Store, client: MlflowClient, name: str) -> list:  # type: ignore
     return list(client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'")) if experiment else []
 
 
+def measured(outcome: Outcome, params: dict[str, object] = PARAMS) -> str:
+    """The id of a live run that ends well."""
+    with stage_run("throughput", params) as run:
+        run.log(outcome, artifacts=write_outcome(outcome))
+    return run.run_id
+
+
 def test_agreeing_twice_adds_nothing(store: Store, client: MlflowClient, pipeline: Pipeline) -> None:
     first = agree(store, pipeline, here())
     second = agree(store, pipeline, here())
@@ -60,21 +67,47 @@ def test_the_live_run_with_these_results_is_claimed_and_another_is_not(
     store: Store, client: MlflowClient, outcome: Outcome
 ) -> None:
     other = Outcome({"peak_samples_per_sec": 1.0}, outcome.curve, [])
-    for measured in (other, outcome):
-        with stage_run("throughput", PARAMS) as run:
-            run.log(measured, artifacts=write_outcome(measured))
+    measured(other)
+    run_id = measured(outcome)
     pipeline = locked(outcome)
 
     assert agree(store, pipeline, here()).runs["throughput"] == LIVE
     (claimed,) = [run for run in runs(store, client, store.stages_name) if "stage_key" in run.data.tags]
-    assert claimed.info.run_id == run.run_id
+    assert claimed.info.run_id == run_id
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_stage_forced_several_times_before_track_leaves_one_run(
+    store: Store, client: MlflowClient, outcome: Outcome, published: bool
+) -> None:
+    if published:
+        agree(store, locked(outcome), here())
+    for _ in range(3):
+        run_id = measured(outcome)
+
+    assert agree(store, locked(outcome), here()).runs["throughput"] == ("as it was" if published else "claimed")
+    (only,) = runs(store, client, store.stages_name)
+    assert "stage_key" in only.data.tags
+    assert (only.info.run_id == run_id) is not published
+    assert not has_unclaimed_runs()
+
+
+def test_a_repetition_is_no_run_of_other_params_or_of_another_folder(
+    store: Store, client: MlflowClient, outcome: Outcome
+) -> None:
+    for params, forgotten in (({**PARAMS, "seed": 8}, False), (PARAMS, True), (PARAMS, False)):
+        measured(outcome, params)
+        if forgotten:
+            forget_runs()
+
+    assert agree(store, locked(outcome), here()).runs["throughput"] == "claimed"
+    assert len(runs(store, client, store.stages_name)) == 3
 
 
 def test_a_live_run_of_other_params_is_not_claimed_though_its_results_are_equal(
     store: Store, client: MlflowClient, outcome: Outcome
 ) -> None:
-    with stage_run("throughput", PARAMS) as run:
-        run.log(outcome, artifacts=write_outcome(outcome))
+    measured(outcome)
 
     assert agree(store, locked(outcome, seed=8), here()).runs["throughput"] == PUBLISHED
 
@@ -110,8 +143,8 @@ def test_going_back_to_earlier_results_makes_their_runs_the_current_ones_again(
     store: Store, client: MlflowClient, outcome: Outcome
 ) -> None:
     other = Outcome({"peak_samples_per_sec": 1.0}, outcome.curve, [])
-    for measured in (outcome, other, outcome):
-        agree(store, locked(measured), here())
+    for made in (outcome, other, outcome):
+        agree(store, locked(made), here())
 
     for name in (store.name, store.stages_name):
         later, earlier = runs(store, client, name)

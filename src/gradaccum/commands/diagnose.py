@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,7 +27,7 @@ class Cut(click.ParamType):  # type: ignore[type-arg]  # generic only for type c
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         sizes = [size.strip() for size in str(value).split(",")]
-        if not all(size.isdigit() and int(size) for size in sizes):
+        if not all(re.fullmatch("0*[1-9][0-9]{0,8}", size) for size in sizes):
             self.fail(f"{value!r} is no cut. Write the sizes of the micro-batches, such as 5,4,3.", param, ctx)
         return tuple(map(int, sizes))
 
@@ -111,7 +112,7 @@ def show(found: Diagnosis) -> None:
 
     from gradaccum.measurements.cuts import cut_name  # noqa: PLC0415
 
-    console = Console()
+    console = Console(emoji=False)
     table = Table("micro x N", "float64", "float32", "norm ratio", "worst parameter", "verdict")
     for cut in found.cuts:
         table.add_row(

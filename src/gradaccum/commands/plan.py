@@ -46,7 +46,7 @@ def plan(*, effective_batch: int, memory: str, world_size: int, workload: str | 
     setup = shared(params, Setup)
     if workload:
         setup = replace(setup, workload=WorkloadChoice.parse({**params["workload"], "name": workload}))
-    show(measure(config, setup, costs=measured_costs()), Console(highlight=False))
+    show(measure(config, setup, costs=measured_costs()), Console(highlight=False, emoji=False))
 
 
 def measured_costs() -> StepCosts | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from gradaccum.engine.batching import Batch
 from gradaccum.engine.objective import Objective
+from gradaccum.errors import ConfigError
 from gradaccum.measurements.bench import Bench, make_optimizer, state_by_name
 from gradaccum.measurements.setup import SGD, AdamW
 
@@ -77,6 +79,19 @@ def take_step(
         loss=float(loss.detach()),
         optimizer_steps=len(seen),
     )
+
+
+def require_finite(stepped: Trace, optimizer: str, settings: SGD | AdamW) -> None:
+    """Refuse a learning rate whose one step no float holds: nothing can be compared with that.
+
+    Raises:
+        ConfigError: gradients are finite, parameters after the step are not.
+    """
+    if math.isfinite(stepped.grad_norm) and not math.isfinite(largest(stepped.parameters)[1]):
+        raise ConfigError(
+            f"optimizers.{optimizer}.lr = {settings.lr:g}: after one step with it parameters are no longer finite, so "
+            f"no two steps can be compared. Lower optimizers.{optimizer}.lr."
+        )
 
 
 def before_step(look: Callable[[], None], optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

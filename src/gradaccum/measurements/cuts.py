@@ -10,7 +10,7 @@ from itertools import combinations
 import torch
 
 from gradaccum.measurements.bench import Bench
-from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, scale_of, take_step
+from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, require_finite, scale_of, take_step
 from gradaccum.measurements.diagnose import Cause
 from gradaccum.measurements.diagnose import causes as diagnose_causes
 from gradaccum.measurements.equivalence import Config
@@ -146,6 +146,7 @@ class Comparer:
         window = self.bench.window(self.indices, cut, dtype)
         step = partial(loop, objective=self.bench.workload.objective, clip_norm=settings.clip_norm)
         trace = take_step(self.bench, step, window, settings=settings, dtype=dtype)
+        require_finite(trace, optimizer, settings)
         scale = scale_of(self.bench, window, settings=settings, dtype=dtype)
         return Difference.between(trace, self.reference(optimizer, dtype), scale), trace, scale
 

@@ -19,6 +19,7 @@ from gradaccum.measurements.comparison import (
     full_batch_step,
     largest,
     norm,
+    require_finite,
     take_step,
 )
 from gradaccum.measurements.setup import SGD, AdamW, OptimizerName, Setup
@@ -104,6 +105,8 @@ class VariantTrainer:
         full = full_batch_step(self.bench.workload.objective, clip_norm)
         reference = self.one_step(full, [self.config.effective_batch], self.setup.optimizers.settings(arm.optimizer))
         one = self.one_step(self.step(arm), self.cut(arm), self.settings(arm))
+        for each in (reference, one):
+            require_finite(each, arm.optimizer, self.setup.optimizers.settings(arm.optimizer))
         ratio = norm(one.gradients) / norm(reference.gradients)
         return ratio, largest(difference(one.parameters, reference.parameters))[1]
 

@@ -60,7 +60,21 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_bytes(path: Path, data: bytes) -> Path:
-    """As `write_text`, for bytes."""
+    """As `write_text`, for bytes.
+
+    Raises:
+        ResultFileError: the folder or the disk does not take it.
+    """
+    try:
+        return _replace(path, data)
+    except OSError as error:
+        raise ResultFileError(
+            f"{path} cannot be written: {error.strerror or error}. Make room, or the folder writable; outputs that DVC "
+            "removed come back with `git checkout . && dvc checkout --force`."
+        ) from error
+
+
+def _replace(path: Path, data: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

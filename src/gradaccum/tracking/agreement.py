@@ -15,7 +15,7 @@ from mlflow.entities import Run
 from gradaccum.tracking.client import experiment_id, open_client
 from gradaccum.tracking.journal import Journal, bury_the_dead
 from gradaccum.tracking.lockfile import LockedStage, Pipeline
-from gradaccum.tracking.memory import forget_runs, recall_run, remember_publication
+from gradaccum.tracking.memory import forget_runs, recall_runs, remember_publication
 from gradaccum.tracking.provenance import Origin
 from gradaccum.tracking.publication import Press
 from gradaccum.tracking.records import DESCRIPTION, cut_params, described
@@ -85,27 +85,35 @@ class Agreeing:
         """The id of the stage's one run."""
         same = self.finished(self.stages_id, f"tags.stage = '{stage.name}' AND tags.results = '{stage.results}'")
         keyed = [run for run in same if run.data.tags.get("stage_key") == stage.key]
-        unclaimed = [run for run in same if "stage_key" not in run.data.tags]
-        mine = recall_run(stage.name, store=self.store, results=stage.results)
+        alike = self.unclaimed(stage, same)
         if keyed:
-            self.drop_the_repetition([run for run in unclaimed if run.info.run_id == mine])
             self.revive(keyed[0], self.stages_id)
             self.runs[stage.name] = UNCHANGED
-            return str(keyed[0].info.run_id)
-        run_id = self.claim(stage, unclaimed, mine) or self.publish(stage)
-        self.identify(run_id, self.stages_id, inputs=stage.inputs, mark={"stage_key": stage.key})
+            run_id = str(keyed[0].info.run_id)
+        else:
+            run_id = self.claim(stage, alike) or self.publish(stage)
+            self.identify(run_id, self.stages_id, inputs=stage.inputs, mark={"stage_key": stage.key})
+        self.drop_the_repetitions(stage, [run for run in alike if run.info.run_id != run_id])
         return run_id
 
-    def drop_the_repetition(self, repeated: list[Run]) -> None:
-        """A forced run with the results that a run already has says nothing new."""
-        for run in repeated:
-            self.client.delete_run(run.info.run_id)
-
-    def claim(self, stage: LockedStage, unclaimed: list[Run], mine: str | None) -> str | None:
-        """The live run just made here; else one like it, which no pipeline came to claim."""
+    def unclaimed(self, stage: LockedStage, same: list[Run]) -> list[Run]:
+        """Live runs of these results and params that no pipeline came to claim, the latest first."""
         params, _ = cut_params(stage.flat_params())
-        alike = [run for run in unclaimed if all(params.get(k, v) == v for k, v in run.data.params.items())]
-        for run in sorted(alike, key=lambda run: run.info.run_id != mine):
+        live = [run for run in same if "stage_key" not in run.data.tags]
+        return [run for run in live if all(params.get(k, v) == v for k, v in run.data.params.items())]
+
+    def drop_the_repetitions(self, stage: LockedStage, repeated: list[Run]) -> None:
+        """A run forced here, with the results that the stage's run already has, says nothing new."""
+        for run_id in self.made_here(stage) & {run.info.run_id for run in repeated}:
+            self.client.delete_run(run_id)
+
+    def made_here(self, stage: LockedStage) -> set[str]:
+        return recall_runs(stage.name, store=self.store, results=stage.results)
+
+    def claim(self, stage: LockedStage, alike: list[Run]) -> str | None:
+        """The live run just made here; else one like it, made elsewhere."""
+        mine = self.made_here(stage)
+        for run in sorted(alike, key=lambda run: run.info.run_id not in mine):
             missing = {name: text for name, text in stage.flat_params().items() if name not in run.data.params}
             Journal(self.client, run.info.run_id).params(missing)
             self.runs[stage.name] = LIVE

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from gradaccum.results.files import ResultFileError, read_json, write_json
@@ -20,28 +21,40 @@ RESULTS = ("accum-curve.json", "metrics.json")
 
 
 def remember_run(stage: str, run_id: str, *, store: Store, results: str) -> None:
-    """The live run just made in this working folder, so that `track` can claim it."""
-    write_json(_RUNS / f"{stage}.json", {"run_id": run_id, "store": store.label, "results": results})
+    """A live run just made in this working folder, so that `track` can claim it, or drop it as a repetition.
+
+    Each has a file of its own, so that two processes may remember at once.
+    """
+    write_json(_RUNS / stage / f"{run_id}.json", {"run_id": run_id, "store": store.label, "results": results})
 
 
-def recall_run(stage: str, *, store: Store, results: str) -> str | None:
-    """The id of the run that this working folder last made of the stage, if its results were these."""
-    try:
-        memory = read_json(_RUNS / f"{stage}.json")
-    except ResultFileError:
-        return None
-    same = memory.get("store") == store.label and memory.get("results") == results
-    return str(memory["run_id"]) if same else None
+def recall_runs(stage: str, *, store: Store, results: str) -> set[str]:
+    """The ids of the stage's runs that this working folder made since `forget_runs`, whose results were these."""
+    found = [memory for path in _remembered(stage) if (memory := _memory(path))]
+    same = [memory for memory in found if (memory.get("store"), memory.get("results")) == (store.label, results)]
+    return {str(memory["run_id"]) for memory in same}
 
 
 def has_unclaimed_runs() -> bool:
     """Whether a stage ran in this working folder since `forget_runs`."""
-    return any(_RUNS.glob("*.json"))
+    return bool(_remembered("*"))
 
 
 def forget_runs() -> None:
-    for path in _RUNS.glob("*.json"):
+    for path in _remembered("*"):
         path.unlink(missing_ok=True)
+
+
+def _remembered(stage: str) -> list[Path]:
+    return list(_RUNS.glob(f"{stage}/*.json"))
+
+
+def _memory(path: Path) -> Mapping[str, Any]:
+    """What a file of this folder holds; nothing where it is gone or broken, as nothing here is needed."""
+    try:
+        return read_json(path)
+    except ResultFileError:
+        return {}
 
 
 def remember_publication(store: Store, state: str, names: Sequence[str]) -> None:
@@ -55,10 +68,7 @@ def is_published(store: Store, state: str, name: str) -> bool:
 
     A server is believed to have kept it; a database that was deleted, or emptied, is seen.
     """
-    try:
-        memory = read_json(store.root / _PUBLISHED)
-    except ResultFileError:
-        return False
+    memory = _memory(store.root / _PUBLISHED)
     same = (memory.get("store"), memory.get("experiment"), memory.get("state")) == (store.label, store.name, state)
     named = not name or name in memory.get("names", [])
     return same and named and (store.database is None or _holds(store.database, store.name, state))
