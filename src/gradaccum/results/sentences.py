@@ -40,12 +40,13 @@ def compared(difference: Interval, other: str) -> str:
 
 
 def missed(difference: Interval, loss: float) -> str:
-    """How much more loss there may be where none was shown, as a share of `loss`."""
-    return (
-        f", so up to {difference.high / abs(loss):.0%} more is possible"
-        if difference.low <= 0 < difference.high
-        else ""
-    )
+    """How much more loss there may be where none was shown; where that is as much again, that nothing was shown."""
+    if not difference.low <= 0 < difference.high:
+        return ""
+    share = difference.high / abs(loss)
+    if share > 1:
+        return f", but it may be {1 + share:.2g} times as large: so few seeds cannot tell"
+    return f", so up to {share:.0%} more is possible"
 
 
 def nothing_to_compare(metrics: Metrics) -> str | None:
