@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from gradaccum.results import cost_figures
@@ -122,3 +123,18 @@ def test_a_plan_without_times_lies_at_its_accumulation_steps() -> None:
     assert axes.get_ylabel() == "accumulation steps N"
     assert data_of(axes) == [1, 4, 8]
     assert legend(axes) == ["fits", "proposed"]
+
+
+def test_a_bar_looks_like_the_way_over_ranks_that_it_belongs_to() -> None:
+    times = {"reduced_bytes": 1000, "median_step_ms": 2.0, "step_ms_low": 1.8, "step_ms_high": 2.2}
+    ways = [f"{strategy}/{sync}" for strategy in ("ddp", "fsdp2") for sync in ("last", "every")]
+    points = tuple(
+        {"series": way, "effective_batch": 4 * n, "accum_steps": n, "micro_batch": 4, "world_size": 1, **times}
+        for way in ways
+        for n in (1, 4)
+    )
+    time = cost_figures.distributed(Curve("distributed", "accum_steps", points)).axes[1]
+    lines, bars = time.get_lines(), time.collections
+    looks = [to_rgba(line.get_color(), line.get_alpha()) for line in lines]
+    assert [tuple(bar.get_colors()[0]) for bar in bars] == looks
+    assert len(set(looks)) == len(ways)
