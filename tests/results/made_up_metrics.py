@@ -79,3 +79,21 @@ RULED: dict[str, Any] = {
     **between("loss_above_rule", (0.01, -0.05, 0.07)),
     "departs_from": 8,
 }
+
+KINDS = ("parameters", "gradients", "optimizer_state", "inputs", "activations", "temporaries")
+"""Of memory."""
+
+DIFFS = {"grad_rel_diff_float64": 1e-16, "max_grad_diff": 0.0}
+
+MISTAKE = {"grad_norm_ratio": 8.0, "param_diff_step1": 0.125, "final_loss": None, "diverged_at_step": 4}
+
+
+def point(series: str, accum_steps: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "series": series,
+        "effective_batch": 8,
+        "accum_steps": accum_steps,
+        "micro_batch": 4,
+        "world_size": 1,
+        **fields,
+    }

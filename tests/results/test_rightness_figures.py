@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from gradaccum.results.curve import Curve
 from gradaccum.results.outcome import Row
 from gradaccum.results.rightness_figures import ablation, equivalence
-from tests.results.test_report import DIFFS, MISTAKE, point
+from tests.results.made_up_metrics import DIFFS, MISTAKE, point
 
 CUTS = ("sgd", "sgd/uneven", "adamw", "adamw/uneven", "control/undivided", "control/mean_of_means")
 
