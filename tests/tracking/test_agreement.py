@@ -85,7 +85,7 @@ def test_a_stage_forced_several_times_before_track_leaves_one_run(
     for _ in range(3):
         run_id = measured(outcome)
 
-    assert agree(store, locked(outcome), here()).runs["throughput"] == ("as it was" if published else "claimed")
+    assert agree(store, locked(outcome), here()).runs["throughput"] == ("unchanged" if published else "logged live")
     (only,) = runs(store, client, store.stages_name)
     assert "stage_key" in only.data.tags
     assert (only.info.run_id == run_id) is not published
@@ -100,7 +100,7 @@ def test_a_repetition_is_no_run_of_other_params_or_of_another_folder(
         if forgotten:
             forget_runs()
 
-    assert agree(store, locked(outcome), here()).runs["throughput"] == "claimed"
+    assert agree(store, locked(outcome), here()).runs["throughput"] == "logged live"
     assert len(runs(store, client, store.stages_name)) == 3
 
 
