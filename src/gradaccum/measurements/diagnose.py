@@ -13,16 +13,10 @@ from torch import nn
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.objective import Objective
 from gradaccum.errors import BatchError
-from gradaccum.measurements.evidence import (
-    Quiet,
-    batch_norms,
-    called,
-    is_separable,
-    mixing_module,
-    moving_buffers,
-    with_frozen_batch_norms,
-)
-from gradaccum.measurements.subject import CutDiagnosis, Step, Subject, full_batch_gradient
+from gradaccum.measurements.evidence import Pieces, batch_norms, with_frozen_batch_norms
+from gradaccum.measurements.judging import CutDiagnosis, judge_cut
+from gradaccum.measurements.randomness import Quiet, called
+from gradaccum.measurements.subject import Step, Subject
 from gradaccum.measurements.variants import scaled
 
 Kind = Literal["loop", "batch norm", "mixing layers", "not separable", "moving state", "randomness", "numerics"]
@@ -85,7 +79,7 @@ def diagnose(
         model_factory, objective, batch, step or partial(scaled, objective=objective, clip_norm=None), seed
     )
     subject, quiet = subject.quiet()
-    judged = tuple(subject.judge(tuple(cut)) for cut in cuts or default_cuts(samples))
+    judged = tuple(judge_cut(subject, tuple(cut)) for cut in cuts or default_cuts(samples))
     return Diagnosis(judged, tuple(causes(subject, quiet, judged)))
 
 
@@ -104,7 +98,7 @@ def causes(subject: Subject, quiet: Quiet, judged: Sequence[CutDiagnosis]) -> It
         yield Cause("randomness", finding, ACCEPT, quiet.names)
     wrong = [cut for cut in judged if not cut.equivalent]
     loops = [cut for cut in wrong if cut.mistake]
-    models = list(_model_causes(subject, wrong[0].cut)) if wrong else []
+    models = list(_model_causes(subject, wrong[0])) if wrong else []
     for cut in loops if loops or models else wrong:
         finding = f"cut {list(cut.cut)}: {cut.mistake or cut.verdict.problems[0]}."
         yield Cause("loop", finding, DIVIDE, (str(list(cut.cut)),))
@@ -119,29 +113,26 @@ def causes(subject: Subject, quiet: Quiet, judged: Sequence[CutDiagnosis]) -> It
         yield Cause("numerics", finding, FINE)
 
 
-def _model_causes(subject: Subject, cut: tuple[int, ...]) -> Iterator[Cause]:
+def _model_causes(subject: Subject, found: CutDiagnosis) -> Iterator[Cause]:
     """Whether the loss of the whole batch is the sum over its cuts at all, and what keeps it from that."""
-    (whole,), pieces = subject.window([sum(cut)], torch.float64), subject.window(cut, torch.float64)
-    norms = dict(batch_norms(subject.model()))
-    if mixing_module(subject.model(), subject.objective, whole, pieces) in norms:
+    cut, model = found.cut, subject.model()
+    pieces = Pieces(subject.model, subject.objective, partial(subject.window, dtype=torch.float64), found.match)
+    norms = dict(batch_norms(model))
+    if pieces.mixing_module(cut) in norms:
         layers = tuple(called(*layer) for layer in norms.items())
         finding = f"{', '.join(layers)} in training mode normalises by the statistics of each micro-batch."
         yield Cause("batch norm", finding, GROUP_NORM, layers)
-        subject = replace(subject, model_factory=partial(_frozen_norms, subject.model_factory))
-    moving = moving_buffers(subject.model(), lambda model: full_batch_gradient(model, subject.objective, whole))
+        pieces = replace(pieces, make_model=lambda: with_frozen_batch_norms(subject.model()))
+    moving = pieces.moving_state(cut)
     if moving:
         finding = f"every forward pass changes {', '.join(moving)}, on which the next one's gradient depends."
         yield Cause("moving state", finding, STILL, moving)
-    mixing = mixing_module(subject.model(), subject.objective, whole, pieces)
+    mixing = pieces.mixing_module(cut)
     if mixing is not None:
-        layer = called(mixing, subject.model().get_submodule(mixing))
+        layer = called(mixing, model.get_submodule(mixing))
         yield Cause("mixing layers", f"{layer} lets one sample's output depend on the others.", UNMIX, (layer,))
-    elif not is_separable(subject.model(), subject.objective, whole, pieces):
+    elif not pieces.are_separable(cut):
         yield Cause("not separable", "the loss is no sum over samples, although no layer mixes them.", NEGATIVES)
-
-
-def _frozen_norms(model_factory: Callable[[], nn.Module]) -> nn.Module:
-    return with_frozen_batch_norms(model_factory())
 
 
 STILL = (
