@@ -10,11 +10,11 @@ from itertools import combinations
 import torch
 
 from gradaccum.measurements.bench import Bench
+from gradaccum.measurements.causes import causes as diagnose_causes
 from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, scale_of, take_step
-from gradaccum.measurements.diagnose import Cause
-from gradaccum.measurements.diagnose import causes as diagnose_causes
 from gradaccum.measurements.equivalence import Config
 from gradaccum.measurements.judging import judge_cut
+from gradaccum.measurements.model_causes import Cause
 from gradaccum.measurements.narrow import NarrowErrors, accumulate_in_bf16
 from gradaccum.measurements.setup import OptimizerName, Progress, Setup
 from gradaccum.measurements.subject import Subject

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,11 @@ from gradaccum.measurements.mistake import flat_gradient
 from gradaccum.measurements.randomness import freeze
 
 
-def with_frozen_batch_norms(model: nn.Module) -> nn.Module:
-    for _, module in batch_norms(model):
+def with_frozen_batch_norms(model: nn.Module, names: Container[str] | None = None) -> nn.Module:
+    """All of them, or those that are named."""
+    for name, module in batch_norms(model):
+        if names is not None and name not in names:
+            continue
         if module.running_mean is None:  # it would go on normalising by its batch
             module.running_mean, module.running_var = torch.zeros(size := module.num_features), torch.ones(size)
             module.to(next(model.parameters()).dtype)
@@ -98,7 +101,7 @@ class Pieces:
         samples = sum(cut)
         if samples < 3:
             return False
-        (whole,), two, three = (self.losses(each).sum(0) for each in ([samples], [samples - 1, 1], [samples - 2, 1, 1]))
+        whole, two, three = (self.losses(each).sum(0) for each in ([samples], [samples - 1, 1], [samples - 2, 1, 1]))
         return self.differ(two, whole) and not self.differ(three - whole, 2 * (two - whole))
 
     def differ(self, one: Tensor, other: Tensor) -> bool:

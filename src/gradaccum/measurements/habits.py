@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradaccum.measurements.clips import TORCHS_EPSILON, Clip
+from gradaccum.measurements.evidence import batch_norms, with_frozen_batch_norms
 from gradaccum.measurements.mistake import flat_gradient, same
 from gradaccum.measurements.watching import NEARLY, SETTINGS, Seen, watch
 
@@ -70,3 +72,12 @@ def _lost_momentum(first: Seen, second: Seen) -> str:
 def runs_in_evaluation_mode(seen: Sequence[Seen]) -> bool:
     """Whether the loop trains in evaluation mode, in any window."""
     return any(False in window.training for window in seen)
+
+
+def with_the_loops_norms(subject: Subject, cut: Sequence[int]) -> Subject:
+    """Compared with batch norms in evaluation mode where the loop trains so, as it may mean to."""
+    if not any(batch_norms(subject.model())):
+        return subject
+    resting = watch(subject, [subject.window(cut, torch.float64)])[0].resting
+    make = subject.model_factory
+    return replace(subject, model_factory=lambda: with_frozen_batch_norms(make(), resting)) if resting else subject

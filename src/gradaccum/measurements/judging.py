@@ -16,7 +16,7 @@ from gradaccum.measurements.lower_precision import MATCH_IN_FLOAT32, Narrowing
 from gradaccum.measurements.mistake import Parts, flat_in_order, name_the_mistake, name_the_other_update, same
 from gradaccum.measurements.rounding import Compared, compare, rejudged
 from gradaccum.measurements.subject import Subject
-from gradaccum.measurements.verdict import Difference, Verdict, judge, ratio
+from gradaccum.measurements.verdict import Difference, Verdict, float32_bound, judge, ratio
 from gradaccum.measurements.watching import SETTINGS
 
 TOLERANCE = 1e-4
@@ -65,6 +65,16 @@ class CutDiagnosis:
     @property
     def equivalent(self) -> bool:
         return self.verdict.equivalent and self.optimizer_steps == 1 and not self.mistake
+
+    @property
+    def is_a_kink(self) -> bool:
+        """Whether one unit flipped in float32; a mere excess over an absolute tolerance is none."""
+        return self.verdict.kink and self.single.grad_rel_diff > float32_bound(len(self.cut))
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether part of the float64 run is computed in float32."""
+        return self.match == MATCH_IN_FLOAT32
 
 
 def judge_cut(subject: Subject, cut: tuple[int, ...]) -> CutDiagnosis:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from gradaccum.engine.batching import Batch
@@ -39,6 +40,7 @@ class Seen:
         found: the gradient as its first optimizer step found it, flat; None where there was no step.
         training: whether the model was to be in training mode in each of the forward passes that gradients come from.
         momentum: the optimizer's buffers after the window, flat; zeros where there are none.
+        resting: batch norms that ran in evaluation mode in a pass of a model in training mode.
         autocast: the type that layers computed in instead of the model's own; None where they did not.
     """
 
@@ -47,6 +49,7 @@ class Seen:
     found: Tensor | None = None
     training: list[bool] = field(default_factory=list)
     momentum: Tensor | None = None
+    resting: set[str] = field(default_factory=set)
     autocast: torch.dtype | None = None
 
 
@@ -97,8 +100,10 @@ def _hooks(model: nn.Module, optimizer: Optimizer, seen: list[Seen], factor: flo
 
     yield optimizer.register_step_pre_hook(partial(before_step, find))
     yield model.register_forward_pre_hook(partial(_note_mode, seen))
-    for module in model.modules():
+    for name, module in model.named_modules():
         yield module.register_forward_pre_hook(partial(_note_autocast, seen))
+        if isinstance(module, _BatchNorm):
+            yield module.register_forward_pre_hook(partial(_note_rest, seen, model, name))
 
 
 def _bring(seen: list[Seen], part: slice, factor: float, gradient: Tensor) -> Tensor | None:
@@ -109,6 +114,11 @@ def _bring(seen: list[Seen], part: slice, factor: float, gradient: Tensor) -> Te
 def _note_mode(seen: list[Seen], model: nn.Module, _: Any) -> None:
     if torch.is_grad_enabled():  # else it is a validation, of which nothing is learned
         seen[-1].training.append(mode_asked_for(model))
+
+
+def _note_rest(seen: list[Seen], model: nn.Module, name: str, norm: nn.Module, _: Any) -> None:
+    if torch.is_grad_enabled() and mode_asked_for(model) and not norm.training:
+        seen[-1].resting.add(name)
 
 
 def _note_autocast(seen: list[Seen], *_: Any) -> None:
