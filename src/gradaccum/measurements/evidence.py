@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.objective import Objective
-from gradaccum.engine.ranks import buffers_unchanged
 from gradaccum.engine.structure import leaves
 from gradaccum.measurements.mistake import flat_gradient
 from gradaccum.measurements.randomness import freeze
@@ -55,9 +54,7 @@ class Pieces:
 
     def mixing_module(self, cut: Sequence[int]) -> str | None:
         """The first module, in the order of computation, whose output for a sample depends on the other samples."""
-        on_whole, on_pieces = (
-            _outputs(self.make_model(), self.objective, self.make(each)) for each in ([sum(cut)], cut)
-        )
+        on_whole, on_pieces = (_outputs(self.make_model, self.objective, self.make(each)) for each in ([sum(cut)], cut))
         for name, output in on_whole.items():
             other = on_pieces.get(name)
             if other is not None and other.shape == output.shape and self.differ(output, other):
@@ -133,18 +130,16 @@ def _equal(one: Any, other: Any) -> bool:
 
 @torch.no_grad()
 def _losses(model: nn.Module, objective: Objective, batch: Batch) -> Tensor:
-    with buffers_unchanged(model):  # so that no pass sees what another left
-        return torch.stack([loss_sum.double() for loss_sum in objective.loss_sums(model, batch)])
+    return torch.stack([loss_sum.double() for loss_sum in objective.loss_sums(model, batch)])
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, objective: Objective, batches: Sequence[Batch]) -> dict[str, Tensor]:
+def _outputs(make_model: Callable[[], nn.Module], objective: Objective, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """Output of every call of every module, `name#call.part`, over all batches in turn, in order of completion."""
     found: dict[str, list[Tensor]] = {}
-    hooks = []
     for batch in batches:
         calls: dict[str, int] = {}
-        samples = batch_size(batch)
+        samples, model = batch_size(batch), make_model()  # so that no pass sees what another left
 
         def note(name: str, output: object, calls: dict[str, int] = calls, samples: int = samples) -> None:
             calls[name] = calls.get(name, 0) + 1
@@ -152,12 +147,7 @@ def _outputs(model: nn.Module, objective: Objective, batches: Sequence[Batch]) -
                 if isinstance(each, Tensor) and each.dim() and len(each) == samples:
                     found.setdefault(f"{name}#{calls[name]}.{part}", []).append(each.detach().clone())
 
-        hooks = [
+        for name, module in model.named_modules():
             module.register_forward_hook(lambda _, __, output, name=name, note=note: note(name, output))
-            for name, module in model.named_modules()
-        ]
-        with buffers_unchanged(model):  # so that no pass sees what another left
-            objective.loss_sums(model, batch)
-        for hook in hooks:
-            hook.remove()
+        objective.loss_sums(model, batch)
     return {key: torch.cat(outputs) for key, outputs in found.items() if len({o.shape[1:] for o in outputs}) == 1}
