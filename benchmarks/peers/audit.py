@@ -126,7 +126,8 @@ def page(
         "What a step costs, our engine over each: CPU time at one thread on an MLP 64-128-128-16 with micro-batches "
         "of 4, all with the same fused AdamW; median of interleaved rounds, and their quartiles. Above 1 the engine is "
         "dearer. Accelerate and Lightning Trainer read a DataLoader, as they are used, and pay for it; engine, bare "
-        "loop and Fabric go through a list. Larger models, and torch's default optimizer: [overhead.md](../overhead.md)."
+        "loop and Fabric go through a list. Larger models, and torch's default optimizer: "
+        "[overhead.md](../overhead.md)."
     )
     yield ""
     yield from overhead.rows(timed)
