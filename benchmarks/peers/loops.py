@@ -116,4 +116,4 @@ def trainer(model: nn.Module, optimizer: Optimizer, accum_steps: int) -> Run:
     return run
 
 
-PEERS: dict[str, Loop] = {"Accelerate": accelerate, "Fabric": fabric, "Trainer": trainer}
+PEERS: dict[str, Loop] = {"Accelerate": accelerate, "Fabric": fabric, "Lightning Trainer": trainer}

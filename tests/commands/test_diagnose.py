@@ -12,7 +12,9 @@ from gradaccum.commands.main import main
 from gradaccum.workloads.choice import BUILT_IN
 
 MODULE = """
+from dataclasses import replace
 import torch.nn.functional as F
+from torch import nn
 from tests.own_workload import regression
 
 def naive(model, optimizer, micro_batches):
@@ -29,6 +31,18 @@ def leaving(model, optimizer, micro_batches):
 
 def stopped(model, optimizer, micro_batches):
     raise KeyboardInterrupt
+
+def empty():
+    return replace(regression(), train=[])
+
+def deep():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a_backbone_with_a_name_that_is_far_too_long_for_a_table = regression().make_model()
+        def forward(self, inputs):
+            return self.a_backbone_with_a_name_that_is_far_too_long_for_a_table(inputs)
+    return replace(regression(), make_model=Nested)
 
 def sized(features, samples=40):
     return regression()
@@ -60,6 +74,13 @@ def test_it_ends_with_1_and_the_mistake_where_the_loop_is_wrong(own_loop: str) -
     assert "the loss is not divided by the 2 accumulation steps" in " ".join(result.output.split())
 
 
+def test_advice_is_given_once_and_a_long_name_keeps_its_layer(own_loop: str) -> None:
+    output = gradaccum(f"{own_loop}:deep", "--step", f"{own_loop}:naive").output
+    assert output.count("divide each micro-batch's loss") == 1
+    assert output.count("loop: cut") > 1
+    assert re.search(r"\.\.\.\S+(weight|bias) \(x", output)
+
+
 def test_it_ends_with_1_where_the_loss_is_no_sum_over_samples() -> None:
     result = gradaccum("contrastive")
     assert (result.exit_code, "not separable" in result.output) == (1, True)
@@ -68,9 +89,10 @@ def test_it_ends_with_1_where_the_loss_is_no_sum_over_samples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("own_loop:regression", "--step", "own_loop:broken"), "own_loop.py, line 12: RuntimeError: no such device"),
-        (("own_loop:regression", "--step", "own_loop:leaving"), "Not judged: own_loop.py, line 15: SystemExit: 0"),
-        (("own_loop:regression", "--step", "own_loop:stopped"), "Not judged: own_loop.py, line 18: KeyboardInterrupt"),
+        (("own_loop:regression", "--step", "own_loop:broken"), "own_loop.py, line 14: RuntimeError: no such device"),
+        (("own_loop:regression", "--step", "own_loop:leaving"), "Not judged: own_loop.py, line 17: SystemExit: 0"),
+        (("own_loop:regression", "--step", "own_loop:stopped"), "Not judged: own_loop.py, line 20: KeyboardInterrupt"),
+        (("own_loop:empty",), "has 0 training samples"),
         (("own_loop:sized",), "missing .*features"),
         (("synthetic",), "workload.synthetic is missing"),
         (("own_loop:regression", "--step", "own_loop:nothing"), "has no attribute 'nothing'"),

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradaccum import Objective, diagnose
-from gradaccum.measurements.diagnose import Cause, Diagnosis
+from gradaccum.measurements.diagnose import Diagnosis
+from gradaccum.measurements.model_causes import Cause
 
 FEATURES, CLASSES, SAMPLES = 6, 4, 12
 UNEVEN, EVEN = (7, 3, 2), (4, 4, 4)

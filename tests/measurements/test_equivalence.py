@@ -14,6 +14,7 @@ from gradaccum.measurements import cuts
 from gradaccum.measurements.comparison import Scale, Trace
 from gradaccum.measurements.equivalence import Config, measure
 from gradaccum.measurements.setup import Setup
+from gradaccum.measurements.variants import Losses
 from gradaccum.measurements.verdict import Difference
 from gradaccum.results.outcome import Outcome
 
@@ -123,12 +124,30 @@ def test_a_broken_engine_fails_the_claim(
     assert any(re.search(told, failure) for failure in outcome.failures)
 
 
-def test_an_undivided_loss_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:
-    monkeypatch.setattr(cuts, "scaled", cuts.naive)
-    failures = measure(config(accum_steps=[8]), setup).failures
-    assert any(
-        "sgd, cut 2x8" in failure and "ratio of norms 8.00 = accumulation steps" in failure for failure in failures
-    )
+def divided_twice(model: Any, optimizer: Any, window: Any, *, objective: Objective, clip_norm: float | None) -> Tensor:
+    losses, totals = Losses(objective), objective.totals(window)
+    optimizer.zero_grad()
+    for batch in window:
+        (losses.divided(model, batch, totals) / len(window)).backward()
+    optimizer.step()
+    return losses.over_targets()
+
+
+@pytest.mark.parametrize(
+    ("loop", "ratio", "named"),
+    [
+        (cuts.naive, "4", "the loss is not divided by the 4 accumulation steps; the gradient's norm is 4 times"),
+        (divided_twice, "0.25", "the loss is divided twice by the 4 accumulation steps; the gradient's norm is 0.25"),
+    ],
+)
+def test_a_wrong_divisor_shows_as_a_ratio_of_norms_and_is_named_by_evidence(
+    monkeypatch: pytest.MonkeyPatch, setup: Setup, loop: Callable[..., Tensor], *, ratio: str, named: str
+) -> None:
+    monkeypatch.setattr(cuts, "scaled", loop)
+    outcome = measure(config(accum_steps=[1, 4], cuts=[[5, 4, 3, 4]], optimizers=["sgd"]), setup)
+    told = re.compile(rf"sgd, cut 4x4: .*ratio of norms {re.escape(ratio)}\)")
+    assert any(map(told.match, outcome.failures))
+    assert any(named in finding for finding in outcome.findings)
 
 
 def test_a_blind_comparison_fails(monkeypatch: pytest.MonkeyPatch, setup: Setup) -> None:

@@ -7,12 +7,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradaccum.errors import ConfigError, GradaccumError
+from gradaccum.errors import BatchError, ConfigError, GradaccumError
 
 if TYPE_CHECKING:
     from gradaccum.measurements.diagnose import Diagnosis
@@ -79,6 +80,10 @@ def _diagnose(name: str, step: str | None, *, samples: int, cuts: tuple[tuple[in
 
     torch.set_num_threads(1)
     workload = WorkloadChoice.parse({**_options(name), "name": name}).load()
+    if len(workload.train) < 2:
+        raise BatchError(
+            f"the workload {name} has {len(workload.train)} training samples, and nothing to cut. Give it two or more."
+        )
     batch = workload.collate([workload.train[index] for index in range(min(samples, len(workload.train)))])
     return run(workload.make_model, workload.objective, batch, cuts=cuts or None, step=_load(step) if step else None)
 
@@ -105,9 +110,19 @@ def _load(name: str) -> Callable[..., Any]:
     return found
 
 
+LONGEST_NAME = 16
+"""Of a parameter in a table of 80 columns."""
+
+
+def _end_of(name: str) -> str:
+    """The layer stands at the end of a parameter's name."""
+    return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
+
+
 def show(found: Diagnosis) -> None:
     """Print what was found: a row a cut, then the causes with what to do."""
     from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     from gradaccum.measurements.cuts import cut_name  # noqa: PLC0415
@@ -120,11 +135,12 @@ def show(found: Diagnosis) -> None:
             f"{cut.sharp.grad_rel_diff:.1e}",
             f"{cut.single.grad_rel_diff:.1e}",
             f"{cut.sharp.norm_ratio:.4g}",
-            f"{cut.parameters[0].name} (x{cut.parameters[0].norm_ratio:.4g})",
+            f"{_end_of(cut.parameters[0].name)} (x{cut.parameters[0].norm_ratio:.4g})" if not cut.equivalent else "",
             "right" if cut.equivalent else "wrong",
         )
     console.print(table)
-    for cause in found.causes:
-        console.print(f"[bold]{cause.kind}[/bold]: {cause.finding}", highlight=False)
-        console.print(f"  {cause.advice}", highlight=False)
+    for advice, causes in groupby(found.causes, key=lambda cause: cause.advice):
+        for cause in causes:
+            console.print(f"[bold]{cause.kind}[/bold]: {escape(cause.finding)}", highlight=False)
+        console.print(f"  {escape(advice)}", highlight=False)
     console.print("Equivalent to the full batch." if found.equivalent else "Not equivalent to the full batch.")

@@ -71,11 +71,8 @@ def make_optimizer(model: nn.Module, settings: SGD | AdamW, **changes: Any) -> O
     """
     kind = torch.optim.SGD if isinstance(settings, SGD) else torch.optim.AdamW
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return kind(
-        parameters,
-        **{**settings_of(settings), **changes},
-        fused=not any(hasattr(parameter, "full_tensor") for parameter in parameters),
-    )
+    fused = not any(hasattr(parameter, "full_tensor") for parameter in parameters)
+    return kind(parameters, **{**settings_of(settings), "fused": fused, **changes})
 
 
 def state_by_name(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -23,9 +23,6 @@ TrainingStep = Callable[[nn.Module, Optimizer, Sequence[Batch]], Tensor]
 
 Named = dict[str, Tensor]
 
-MATCH = 1e-9
-"""In float64, relative: right and wrong are apart by far more."""
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -34,16 +31,22 @@ class Trace:
     Attributes:
         gradients: as the optimizer found them at its first step of the window, by parameter name.
         parameters: after the window.
+        update: what the window added to them.
         state: the optimizer's, by kind (`momentum_buffer`, `exp_avg`, ...) and parameter name.
         loss: mean over the window's targets.
         optimizer_steps: how often the optimizer stepped.
+        rates: the learning rates of that first step.
+        dtype: what it was computed in.
     """
 
     gradients: Named
     parameters: Named
+    update: Named
     state: dict[str, Named]
     loss: float
     optimizer_steps: int
+    rates: tuple[float, ...]
+    dtype: torch.dtype
 
     @property
     def grad_norm(self) -> float:
@@ -58,13 +61,20 @@ def take_step(
     settings: SGD | AdamW,
     dtype: torch.dtype,
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+    fused: bool = True,
 ) -> Trace:
-    """Let `step` take one window on a new model, wrapped if need be, and watch the optimizer."""
+    """Let `step` take one window on a new model, wrapped if need be, and watch the optimizer.
+
+    A fused optimizer leaves it to its kernel to unscale what a `GradScaler` scaled, after the gradients are looked at.
+    """
     model = wrap(bench.model(dtype))
-    optimizer = make_optimizer(model, settings)
+    optimizer = make_optimizer(model, settings, **({} if fused else {"fused": False}))
+    before = wide(model.named_parameters())
     seen: list[Named] = []
+    rates: list[float] = []
 
     def look() -> None:
+        rates.extend(() if seen else (float(group["lr"]) for group in optimizer.param_groups))
         seen.append(wide((name, parameter.grad) for name, parameter in model.named_parameters()) if not seen else {})
 
     with torch.random.fork_rng():
@@ -72,12 +82,16 @@ def take_step(
         hook = optimizer.register_step_pre_hook(partial(before_step, look))
         loss = step(model, optimizer, window)
         hook.remove()
+    after = wide(model.named_parameters())
     return Trace(
         gradients=seen[0] if seen else {},
-        parameters=wide(model.named_parameters()),
+        parameters=after,
+        update=difference(after, before),
         state=_state(model, optimizer),
         loss=float(loss.detach()),
         optimizer_steps=len(seen),
+        rates=tuple(rates),
+        dtype=dtype,
     )
 
 
@@ -167,7 +181,7 @@ def scale_of(bench: Bench, window: Sequence[Batch], *, settings: SGD | AdamW, dt
 def wide(named: Iterable[tuple[str, Tensor | None]]) -> Named:
     """Copies in float64 on the CPU, whole where they are sharded, without what is None; DDP adds nothing to a name."""
     return {
-        name.removeprefix("module."): whole(value.detach()).to("cpu", torch.float64, copy=True)
+        name.removeprefix("module."): dense(whole(value.detach())).to("cpu", torch.float64, copy=True)
         for name, value in named
         if value is not None
     }
@@ -179,12 +193,17 @@ def whole(tensor: Tensor) -> Tensor:
     return full_tensor() if full_tensor else tensor
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """Embeddings may have sparse gradients."""
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
 def norm(named: Named) -> float:
     """L2 norm over all tensors together."""
     return float(torch.linalg.vector_norm(flat(named))) if named else 0.0
 
 
-def same(one: Tensor, other: Tensor, tolerance: float = MATCH) -> bool:
+def same(one: Tensor, other: Tensor, tolerance: float) -> bool:
     """Whether they differ by at most that part of the other's L2 norm; never where either is not finite."""
     return float(torch.linalg.vector_norm(one - other)) <= tolerance * float(torch.linalg.vector_norm(other))
 

@@ -10,10 +10,11 @@ from itertools import combinations
 import torch
 
 from gradaccum.measurements.bench import Bench
+from gradaccum.measurements.causes import causes as diagnose_causes
 from gradaccum.measurements.comparison import Scale, Trace, full_batch_step, require_finite, scale_of, take_step
-from gradaccum.measurements.diagnose import Cause
-from gradaccum.measurements.diagnose import causes as diagnose_causes
 from gradaccum.measurements.equivalence import Config
+from gradaccum.measurements.judging import judge_cut
+from gradaccum.measurements.model_causes import Cause
 from gradaccum.measurements.narrow import NarrowErrors, accumulate_in_bf16
 from gradaccum.measurements.setup import OptimizerName, Progress, Setup
 from gradaccum.measurements.subject import Subject
@@ -93,7 +94,7 @@ def compare_cuts(config: Config, setup: Setup, progress: Progress) -> ComparedCu
             "mean_of_means": comparer.compare(config.optimizers[0], config.uneven_cut(), mean_of_means),
         },
         pairs=list(compare_pairs(compared)),
-        causes=list(diagnose_causes(subject, quiet, [subject.judge(cut) for cut in dict.fromkeys(wrong)])),
+        causes=list(diagnose_causes(subject, quiet, [judge_cut(subject, cut) for cut in dict.fromkeys(wrong)])),
         narrow=[accumulate_in_bf16(bench)] if config.precision == "bf16" else [],
     )
 

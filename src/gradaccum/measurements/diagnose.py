@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
-import torch
 from torch import nn
 
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.objective import Objective
 from gradaccum.errors import BatchError
-from gradaccum.measurements.evidence import (
-    Quiet,
-    batch_norms,
-    called,
-    is_separable,
-    mixing_module,
-    moving_buffers,
-    with_frozen_batch_norms,
-)
-from gradaccum.measurements.subject import CutDiagnosis, Step, Subject, full_batch_gradient
+from gradaccum.measurements.causes import causes
+from gradaccum.measurements.evidence import batch_norms
+from gradaccum.measurements.habits import with_the_loops_norms
+from gradaccum.measurements.judging import CutDiagnosis, judge_cut
+from gradaccum.measurements.model_causes import Cause
+from gradaccum.measurements.subject import Step, Subject
 from gradaccum.measurements.variants import scaled
-
-Kind = Literal["loop", "batch norm", "mixing layers", "not separable", "moving state", "randomness", "numerics"]
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why cut and full batch differ, in words; `where` names layers or cuts."""
-
-    kind: Kind
-    finding: str
-    advice: str
-    where: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,91 +57,50 @@ def diagnose(
         UnjudgedError: model and objective are random in a way that cannot be turned off, or not finite.
         BatchError: the batch cannot be cut.
     """
-    samples = batch_size(batch)
-    if samples < 2:
-        raise BatchError(f"a batch of {samples} sample cannot be cut. Give at least two samples.")
-    for cut in cuts or ():
-        if len(cut) < 2:
-            raise BatchError(f"the cut {list(cut)} cuts nothing, so any loop would pass. Give two sizes or more.")
+    samples = _require_cuts(batch, cuts or ())
     subject = Subject(
         model_factory, objective, batch, step or partial(scaled, objective=objective, clip_norm=None), seed
     )
     subject, quiet = subject.quiet()
-    judged = tuple(subject.judge(tuple(cut)) for cut in cuts or default_cuts(samples))
+    tried = [tuple(cut) for cut in cuts or default_cuts(samples, statistics=any(batch_norms(subject.model())))]
+    subject = with_the_loops_norms(subject, tried[0])
+    judged = tuple(judge_cut(subject, cut) for cut in tried)
     return Diagnosis(judged, tuple(causes(subject, quiet, judged)))
 
 
-def default_cuts(samples: int) -> list[tuple[int, ...]]:
-    """Halves, an uneven cut, and up to eight pieces of at least two samples (one alone has no batch statistics)."""
+def _require_cuts(batch: Batch, cuts: Sequence[Sequence[int]]) -> int:
+    """The batch's samples, all of which every cut must hold."""
+    samples = batch_size(batch)
+    if samples < 2:
+        raise BatchError(f"a batch of {samples} sample cannot be cut. Give at least two samples.")
+    for cut in cuts:
+        if len(cut) < 2:
+            raise BatchError(f"the cut {list(cut)} cuts nothing, so any loop would pass. Give two sizes or more.")
+        if sum(cut) != samples:
+            raise BatchError(
+                f"the cut {list(cut)} adds up to {sum(cut)}, but the batch has {samples} samples. Give sizes that add "
+                f"up to {samples}."
+            )
+    return samples
+
+
+FEWEST_WITH_STATISTICS = 4
+
+
+def default_cuts(samples: int, *, statistics: bool = False) -> list[tuple[int, ...]]:
+    """Halves, an uneven cut, and up to eight pieces, of at least two samples each from six samples on.
+
+    Args:
+        samples: to cut, at least two; four for `statistics`.
+        statistics: whether one sample alone cannot be run, since it has no batch statistics.
+    """
+    if statistics and samples < FEWEST_WITH_STATISTICS:
+        raise BatchError(
+            f"a batch norm needs two samples in each micro-batch, and a batch of {samples} cannot be cut so. Give at "
+            f"least {FEWEST_WITH_STATISTICS} samples."
+        )
     many = max(2, min(8, samples // 2))
     pieces = tuple(samples // many + (index < samples % many) for index in range(many))
     cuts = [(samples - samples // 2, samples // 2), (samples - samples // 3, samples // 3), pieces]
-    return list(dict.fromkeys(cut for cut in cuts if 0 not in cut))
-
-
-def causes(subject: Subject, quiet: Quiet, judged: Sequence[CutDiagnosis]) -> Iterator[Cause]:
-    """Why the judged cuts differ, as far as they do, and what was turned off to see it."""
-    if quiet.names:
-        finding = f"{', '.join(quiet.names)} draws other random numbers for each cut."
-        yield Cause("randomness", finding, ACCEPT, quiet.names)
-    wrong = [cut for cut in judged if not cut.equivalent]
-    loops = [cut for cut in wrong if cut.mistake]
-    models = list(_model_causes(subject, wrong[0].cut)) if wrong else []
-    for cut in loops if loops or models else wrong:
-        finding = f"cut {list(cut.cut)}: {cut.mistake or cut.verdict.problems[0]}."
-        yield Cause("loop", finding, DIVIDE, (str(list(cut.cut)),))
-    yield from models
-    if judged and not wrong:
-        worst = max(cut.single.grad_rel_diff for cut in judged)
-        clips = sorted({f"{cut.clip_norm:.4g}" for cut in judged if cut.clip_norm})
-        clipped = (
-            f" The loop clips to a norm of {', '.join(clips)}, as the full batch is clipped here." if clips else ""
-        )
-        finding = f"float32 gradients differ by at most {worst:.1e} of their magnitude: rounding.{clipped}"
-        yield Cause("numerics", finding, FINE)
-
-
-def _model_causes(subject: Subject, cut: tuple[int, ...]) -> Iterator[Cause]:
-    """Whether the loss of the whole batch is the sum over its cuts at all, and what keeps it from that."""
-    (whole,), pieces = subject.window([sum(cut)], torch.float64), subject.window(cut, torch.float64)
-    norms = dict(batch_norms(subject.model()))
-    if mixing_module(subject.model(), subject.objective, whole, pieces=pieces) in norms:
-        layers = tuple(called(*layer) for layer in norms.items())
-        finding = f"{', '.join(layers)} in training mode normalises by the statistics of each micro-batch."
-        yield Cause("batch norm", finding, GROUP_NORM, layers)
-        subject = replace(subject, model_factory=partial(_frozen_norms, subject.model_factory))
-    moving = moving_buffers(subject.model(), lambda model: full_batch_gradient(model, subject.objective, whole))
-    if moving:
-        finding = f"every forward pass changes {', '.join(moving)}, on which the next one's gradient depends."
-        yield Cause("moving state", finding, STILL, moving)
-    mixing = mixing_module(subject.model(), subject.objective, whole, pieces=pieces)
-    if mixing is not None:
-        layer = called(mixing, subject.model().get_submodule(mixing))
-        yield Cause("mixing layers", f"{layer} lets one sample's output depend on the others.", UNMIX, (layer,))
-    elif not is_separable(subject.model(), subject.objective, whole, pieces=pieces):
-        yield Cause("not separable", "the loss is no sum over samples, although no layer mixes them.", NEGATIVES)
-
-
-def _frozen_norms(model_factory: Callable[[], nn.Module]) -> nn.Module:
-    return with_frozen_batch_norms(model_factory())
-
-
-STILL = (
-    "A window has as many such changes as micro-batches, where the full batch has one. Accept that, if it is small, or "
-    "hold the state still in all passes but the first (spectral norm: eval mode of its parametrization)."
-)
-ACCEPT = "Nothing to mend, since the expected gradient is the same. It is turned off in this comparison."
-DIVIDE = (
-    "Call model.train(), divide each micro-batch's loss sum by the targets of the whole window, step once, at its end, "
-    "and clear the gradients."
-)
-GROUP_NORM = (
-    "Replace it by GroupNorm or LayerNorm, freeze its statistics (eval mode of these layers), or accept that it sees "
-    "micro-batches. With it frozen, what else is listed here remains."
-)
-UNMIX = "Let the layer treat each sample by itself, or accept that accumulation trains on the micro-batch's mixture."
-NEGATIVES = (
-    "Accumulation cannot give this gradient: each sample is compared with its micro-batch only, so a contrastive loss "
-    "loses negatives. Raise micro_batch, or cache the embeddings of the whole batch (GradCache, arXiv 2101.06983)."
-)
-FINE = "Nothing to mend."
+    smallest = 2 if statistics else 1
+    return list(dict.fromkeys(cut for cut in cuts if min(cut) >= smallest))

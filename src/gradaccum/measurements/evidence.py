@@ -1,9 +1,10 @@
-"""What in a model or an objective makes a cut batch differ from the whole: randomness, mixing layers, the loss."""
+"""What in a model or an objective makes a cut batch differ from the whole: mixing layers, moving state, the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,153 +12,142 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradaccum.engine.batching import Batch, batch_size
 from gradaccum.engine.objective import Objective
-from gradaccum.engine.ranks import buffers_unchanged
-from gradaccum.measurements.comparison import same
+from gradaccum.engine.structure import leaves
+from gradaccum.measurements.mistake import flat_gradient
+from gradaccum.measurements.randomness import freeze
 
 
-def called(name: str, module: nn.Module) -> str:
-    """A layer's name and type."""
-    return f"{name or 'the model'} ({type(module).__name__})"
-
-
-ModelChange = Callable[[nn.Module], nn.Module]
-
-
-@dataclass(frozen=True)
-class Quiet:
-    """What is random in a model, and how to turn it off.
-
-    Attributes:
-        names: layers that draw random numbers, or words for what no layer shows; empty where nothing is random.
-        apply: turns it off in a new model.
-        still_random: whether that did not help.
-        dropouts: those of the layers that the model must be in training mode for.
-    """
-
-    names: tuple[str, ...]
-    apply: ModelChange
-    still_random: bool
-    dropouts: tuple[str, ...] = ()
-
-
-def quieten(make_model: Callable[[], nn.Module], gradient: Callable[[nn.Module], Sequence[Tensor]]) -> Quiet:
-    """Find the mildest change under which the gradient does not depend on the random seed."""
-
-    def is_random(change: ModelChange) -> bool:
-        one, other = (_seeded(seed, lambda: gradient(change(make_model()))) for seed in (1, 2))
-        return not all(map(same, one, other))
-
-    if not is_random(_unchanged):
-        return Quiet((), _unchanged, still_random=False)
-    layers = tuple(called(*layer) for layer in _dropouts(make_model()))
-    if layers and not is_random(without_dropout):
-        return Quiet(layers, without_dropout, still_random=False, dropouts=layers)
-    return Quiet((*layers, "something outside the dropout layers"), frozen, still_random=is_random(frozen))
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    """The model with every dropout probability at 0."""
-    for _, module in _dropouts(model):
-        for name in ("p", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+def with_frozen_batch_norms(model: nn.Module, names: Container[str] | None = None) -> nn.Module:
+    """All of them, or those that are named."""
+    for name, module in batch_norms(model):
+        if names is not None and name not in names:
+            continue
+        if module.running_mean is None:  # it would go on normalising by its batch
+            module.running_mean, module.running_var = torch.zeros(size := module.num_features), torch.ones(size)
+            module.to(next(model.parameters()).dtype)
+        freeze(module)
     return model
 
 
-def frozen(model: nn.Module) -> nn.Module:
-    """The model in evaluation mode, whatever mode is asked for later."""
-    model.eval()
-    for module in model.modules():
-        module.train = lambda mode=True, module=module: module  # type: ignore[method-assign, misc]
-    return model
-
-
-def with_frozen_batch_norms(model: nn.Module) -> nn.Module:
-    for _, module in batch_norms(model):
-        frozen(module)
-    return model
-
-
-def batch_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def batch_norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
     """Layers that normalise by the statistics of the micro-batch."""
     return (
         (name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.training
     )
 
 
-def mixing_module(model: nn.Module, objective: Objective, whole: Batch, *, pieces: Sequence[Batch]) -> str | None:
-    """Name of the first module, in the order of computation, whose output for a sample depends on the other samples."""
-    on_whole, on_pieces = (_outputs(model, objective, batches) for batches in ([whole], pieces))
-    for name, output in on_whole.items():
-        other = on_pieces.get(name)
-        if other is not None and other.shape == output.shape and not same(output, other):
-            return name.rpartition("#")[0]
-    return None
+@dataclass(frozen=True)
+class Pieces:
+    """A model's passes over a batch, whole and cut.
+
+    Attributes:
+        make_model: a new model in float64.
+        objective: the loss.
+        make: the pieces of a cut, made afresh, since a pass may change its batch.
+        match: as close as two right numbers come, relative.
+    """
+
+    make_model: Callable[[], nn.Module]
+    objective: Objective
+    make: Callable[[Sequence[int]], Sequence[Batch]]
+    match: float
+
+    def mixing_module(self, cut: Sequence[int]) -> str | None:
+        """The first module, in the order of computation, whose output for a sample depends on the other samples."""
+        on_whole, on_pieces = (_outputs(self.make_model, self.objective, self.make(each)) for each in ([sum(cut)], cut))
+        for name, output in on_whole.items():
+            other = on_pieces.get(name)
+            if other is not None and other.shape == output.shape and self.differ(output, other):
+                return name.rpartition("#")[0]
+        return None
+
+    def moving_state(self, cut: Sequence[int]) -> tuple[str, ...]:
+        """What a forward pass changes in the model, where that changes the gradient of the next one; else nothing."""
+        model = self.make_model()
+        gradients, states = [], [_state(model)]
+        for _ in range(2):
+            (whole,) = self.make([sum(cut)])
+            loss = self.objective.share(model, whole, self.objective.totals([whole]))
+            gradients.append(flat_gradient(model, loss))
+            states.append(_state(model))
+        if not self.differ(*gradients):
+            return ()
+        return tuple(name for name, value in states[0].items() if not _equal(value, states[1][name])) or (HIDDEN,)
+
+    def losses(self, cut: Sequence[int]) -> Tensor:
+        """`[pieces, terms]`: the loss sums of every piece."""
+        return torch.stack([_losses(self.make_model(), self.objective, piece) for piece in self.make(cut)])
+
+    def are_separable(self, cut: Sequence[int]) -> bool:
+        """Whether loss sums and counts of the pieces add up to those of the whole, in every term."""
+        added, (whole,) = self.losses(cut).sum(0), self.losses([sum(cut)])
+        totals = [
+            torch.tensor(self.objective.totals(self.make(each)), dtype=torch.float64) for each in (cut, [sum(cut)])
+        ]
+        return not any(self.differ(*pair) for pair in zip(added, whole, strict=True)) and not self.differ(*totals)
+
+    def is_a_mean(self, cut: Sequence[int]) -> bool:
+        """Whether the loss of the whole is rather the pieces' mean than their sum, in any term."""
+        losses, (whole,) = self.losses(cut), self.losses([sum(cut)])
+        weights = torch.tensor(cut, dtype=torch.float64) / sum(cut)
+        mean, added = weights @ losses, losses.sum(0)
+        return bool(((whole - mean).abs() < A_MEAN * (whole - added).abs()).any())
+
+    def has_a_constant(self, cut: Sequence[int]) -> bool:
+        """Whether every pass adds the same, whatever its samples: a penalty on the weights, say."""
+        samples = sum(cut)
+        if samples < 3:
+            return False
+        whole, two, three = (self.losses(each).sum(0) for each in ([samples], [samples - 1, 1], [samples - 2, 1, 1]))
+        return self.differ(two, whole) and not self.differ(three - whole, 2 * (two - whole))
+
+    def differ(self, one: Tensor, other: Tensor) -> bool:
+        """Relative to the largest entry; numbers that are none differ."""
+        size = float(torch.maximum(one.abs().max(), other.abs().max())) if one.numel() else 0.0
+        return not float((one - other).abs().max() if one.numel() else 0.0) <= self.match * size
 
 
-def moving_buffers(model: nn.Module, gradient: Callable[[nn.Module], Sequence[Tensor]]) -> tuple[str, ...]:
-    """Buffers that a forward pass changes, where they change the gradient of the next one; none where they do not."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    first, second = gradient(model), gradient(model)
-    if all(map(same, first, second)):
-        return ()
-    return tuple(name for name, buffer in model.named_buffers() if not torch.equal(buffer, before.get(name, buffer)))
+A_MEAN = 0.1
+"""A loss ten times as near to the mean of its pieces as to their sum is a mean, up to how it weighs them."""
+
+HIDDEN = "something that the model keeps (no buffer, and no number among its layers' attributes)"
 
 
-def is_separable(model: nn.Module, objective: Objective, whole: Batch, *, pieces: Sequence[Batch]) -> bool:
-    """Whether loss sums and counts of the pieces add up to those of the whole, in every term."""
-    added = torch.stack([_losses(model, objective, piece) for piece in pieces]).sum(0)
-    counts = torch.tensor([objective.totals(pieces), objective.totals([whole])], dtype=torch.float64)
-    return all(map(same, added, _losses(model, objective, whole))) and same(counts[0], counts[1])
+def _state(model: nn.Module) -> dict[str, Any]:
+    """Buffers, and plain numbers that layers keep."""
+    numbers = {
+        f"{name}.{attribute}".removeprefix("."): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return numbers | {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
 @torch.no_grad()
 def _losses(model: nn.Module, objective: Objective, batch: Batch) -> Tensor:
-    with buffers_unchanged(model):  # so that no pass sees what another left
-        return torch.stack([loss_sum.double() for loss_sum in objective.loss_sums(model, batch)])
+    return torch.stack([loss_sum.double() for loss_sum in objective.loss_sums(model, batch)])
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, objective: Objective, batches: Sequence[Batch]) -> dict[str, Tensor]:
-    """Output of every call of every module, `name#call`, over the batches one after another, in order of completion."""
+def _outputs(make_model: Callable[[], nn.Module], objective: Objective, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """Output of every call of every module, `name#call.part`, over all batches in turn, in order of completion."""
     found: dict[str, list[Tensor]] = {}
-    hooks = []
     for batch in batches:
         calls: dict[str, int] = {}
-        samples = batch_size(batch)
+        samples, model = batch_size(batch), make_model()  # so that no pass sees what another left
 
-        def note(name: str, output: object, *, calls: dict[str, int] = calls, samples: int = samples) -> None:
-            key = f"{name}#{calls.setdefault(name, 0)}"
-            calls[name] += 1
-            if isinstance(output, Tensor) and output.dim() and len(output) == samples:
-                wide = torch.promote_types(output.dtype, torch.float64)  # whole numbers and truth values too
-                found.setdefault(key, []).append(output.detach().to(wide, copy=True))
+        def note(name: str, output: object, calls: dict[str, int] = calls, samples: int = samples) -> None:
+            calls[name] = calls.get(name, 0) + 1
+            for part, each in enumerate(leaves(output)):
+                if isinstance(each, Tensor) and each.dim() and len(each) == samples:
+                    found.setdefault(f"{name}#{calls[name]}.{part}", []).append(each.detach().clone())
 
-        hooks = [
+        for name, module in model.named_modules():
             module.register_forward_hook(lambda _, __, output, name=name, note=note: note(name, output))
-            for name, module in model.named_modules()
-        ]
-        with buffers_unchanged(model):  # so that no pass sees what another left
-            objective.loss_sums(model, batch)
-        for hook in hooks:
-            hook.remove()
+        objective.loss_sums(model, batch)
     return {key: torch.cat(outputs) for key, outputs in found.items() if len({o.shape[1:] for o in outputs}) == 1}
-
-
-def _dropouts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        probability = (
-            getattr(module, "p", None) if "Dropout" in type(module).__name__ else getattr(module, "dropout", None)
-        )
-        if isinstance(probability, float) and probability > 0:
-            yield name, module
-
-
-def _seeded(seed: int, compute: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return compute()
-
-
-def _unchanged(model: nn.Module) -> nn.Module:
-    return model

@@ -11,6 +11,15 @@ from gradaccum.measurements.comparison import Scale, Trace, difference, largest,
 SHARP = 1e-12
 """Bound in float64. Right implementations differ by under 1e-14, every known wrong one by over 1e-5."""
 
+UPDATE = 1e-6
+"""Bound in float64 on what a step adds to the parameters: Adam divides rounding by its epsilon."""
+
+AMPLIFIED = 100
+"""An update is small beside the magnitudes that round in it, where gradients cancel."""
+
+VISIBLE_UPDATE = 1e-9
+"""Of the parameters' norm in float64: below it, rounding of the parameters hides a step's size to `UPDATE`."""
+
 FLOAT32_ROUNDING = 2.0**-24
 
 A_KINK_AT_MOST = 1e-2
@@ -34,6 +43,7 @@ class Difference:
         worst_parameter: whose gradient differs most.
         grad_rel_diff, loss_rel_diff, state_rel_diff: L2 differences over the summed magnitudes.
         param_rel_diff: L2 difference over the L2 norm.
+        update_rel_diff: the same difference over what the reference's step added, as far as that exceeds rounding.
         norm_ratio: gradient norm over the reference's.
         steps_differ: the optimizer's own step counters differ.
     """
@@ -47,6 +57,7 @@ class Difference:
     loss_rel_diff: float
     state_rel_diff: float
     param_rel_diff: float
+    update_rel_diff: float
     norm_ratio: float
     steps_differ: bool
 
@@ -69,6 +80,9 @@ class Difference:
             loss_rel_diff=ratio(abs(trace.loss - reference.loss), scale.loss),
             state_rel_diff=max((ratio(norm(state), scale.state[kind]) for kind, state in states.items()), default=0.0),
             param_rel_diff=ratio(norm(parameters), norm(reference.parameters)),
+            update_rel_diff=ratio(
+                norm(parameters), norm(reference.update) + VISIBLE_UPDATE * norm(reference.parameters)
+            ),
             norm_ratio=ratio(trace.grad_norm, reference.grad_norm),
             steps_differ=largest(difference(trace.state.get("step", {}), reference.state.get("step", {})))[1] > 0,
         )
@@ -81,35 +95,56 @@ class Verdict:
     Attributes:
         problems: each a sentence; empty when the cut is equivalent.
         kink: only float32 exceeds its bound, by so little that one unit flipped between two right computations.
+        only_in_float32: float64 agrees, and float32 exceeds its bound.
+        only_the_loss: nothing else is wrong.
     """
 
     problems: tuple[str, ...]
     kink: bool
+    only_in_float32: bool = False
+    only_the_loss: bool = False
 
     @property
     def equivalent(self) -> bool:
         return not self.problems
 
 
-def judge(sharp: Difference, single: Difference, *, micro_batches: int, tolerance: float) -> Verdict:
-    """Judge a cut by its differences from the full batch in float64 (`sharp`) and float32 (`single`)."""
-    sharply = [*_sharp_problems(sharp, micro_batches)]
+def judge(
+    sharp: Difference, single: Difference, *, micro_batches: int, tolerance: float, narrowed: bool = False
+) -> Verdict:
+    """Judge a cut by its differences from the full batch in float64 (`sharp`) and float32 (`single`).
+
+    Args:
+        sharp, single: the differences.
+        micro_batches: how many the cut has.
+        tolerance: largest absolute difference in float32.
+        narrowed: part of `sharp` was computed in float32.
+    """
+    bound = float32_bound(micro_batches) if narrowed else SHARP
+    sharply = [*_sharp_problems(sharp, bound)]
+    told = [*_loss_problem(sharp, bound)]
     singly = [*_single_problems(single, micro_batches, tolerance)]
-    kink = bool(singly) and not sharply and single.grad_rel_diff < A_KINK_AT_MOST
-    return Verdict(tuple(sharply if kink else sharply + singly), kink)
+    kink = bool(singly) and not sharply and not told and single.grad_rel_diff < A_KINK_AT_MOST
+    problems = [*sharply, *told, *([] if kink else singly)]
+    return Verdict(tuple(problems), kink, bool(singly) and not sharply, bool(told) and problems == told)
 
 
-def _sharp_problems(sharp: Difference, micro_batches: int) -> Iterator[str]:
-    for what, value in (
-        (f"the gradient of {sharp.worst_parameter}", sharp.grad_rel_diff),
-        ("the loss", sharp.loss_rel_diff),
-        ("the optimizer's state", sharp.state_rel_diff),
+def _sharp_problems(sharp: Difference, bound: float) -> Iterator[str]:
+    for what, value, more in (
+        (f"the gradient of {sharp.worst_parameter}", sharp.grad_rel_diff, f" (ratio of norms {sharp.norm_ratio:.4g})"),
+        ("the optimizer's state", sharp.state_rel_diff, ""),
     ):
-        if not value < SHARP:
-            hint = f" ({cause(sharp.norm_ratio, micro_batches)})" if what.startswith("the gradient") else ""
-            yield f"in float64 {what} differs by {value:.1e} of its magnitude, allowed is {SHARP:.0e}{hint}"
+        if not value < bound:
+            yield f"in float64 {what} differs by {value:.1e} of its magnitude, allowed is {bound:.0e}{more}"
+    if not sharp.update_rel_diff < max(UPDATE, AMPLIFIED * bound):
+        yield f"in float64 what is added to the parameters differs by {sharp.update_rel_diff:.1e} of its size"
     if sharp.steps_differ:
         yield "the optimizer's step counter differs, so it stepped more or less often than once"
+
+
+def _loss_problem(sharp: Difference, bound: float) -> Iterator[str]:
+    if not sharp.loss_rel_diff < bound:
+        yield f"in float64 the loss differs by {sharp.loss_rel_diff:.1e} of its magnitude, allowed is {bound:.0e}"
 
 
 def _single_problems(single: Difference, micro_batches: int, tolerance: float) -> Iterator[str]:
@@ -122,15 +157,6 @@ def _single_problems(single: Difference, micro_batches: int, tolerance: float) -
     ):
         if not value < tolerance:
             yield f"in float32 {what} differs by {value:.1e}, allowed is the tolerance {tolerance:.0e}"
-
-
-def cause(norm_ratio: float, micro_batches: int) -> str:
-    """What the ratio of gradient norms tells of a mistake."""
-    if math.isclose(norm_ratio, micro_batches, rel_tol=1e-3) and micro_batches > 1:
-        return f"ratio of norms {norm_ratio:.2f} = accumulation steps: the loss is not divided"
-    if math.isclose(norm_ratio, 1 / micro_batches, rel_tol=1e-3) and micro_batches > 1:
-        return f"ratio of norms {norm_ratio:.3g} = 1 / accumulation steps: the loss is divided twice"
-    return f"ratio of norms {norm_ratio:.4g}"
 
 
 def ratio(part: float, whole: float) -> float:
