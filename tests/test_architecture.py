@@ -20,6 +20,7 @@ MORE_POSITIONAL = {
     ("comparison.py", "before_step"),  # these are called by torch
     ("limits.py", "_attention_backward"),
     ("tally.py", "__torch_dispatch__"),
+    ("lower_precision.py", "__torch_dispatch__"),
     ("published.py", "run"),  # and this one is to take keywords
 }
 MEASURE_NOTHING = {"environment", "report", "track"}

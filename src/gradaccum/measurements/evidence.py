@@ -103,6 +103,7 @@ class Pieces:
 
     def differ(self, one: Tensor, other: Tensor) -> bool:
         """Relative to the largest entry; numbers that are none differ."""
+        one, other = 1.0 * one, 1.0 * other  # truth values and whole numbers know no norm
         size = float(torch.maximum(one.abs().max(), other.abs().max())) if one.numel() else 0.0
         return not float((one - other).abs().max() if one.numel() else 0.0) <= self.match * size
 
@@ -141,7 +142,7 @@ def _outputs(make_model: Callable[[], nn.Module], objective: Objective, batches:
         calls: dict[str, int] = {}
         samples, model = batch_size(batch), make_model()  # so that no pass sees what another left
 
-        def note(name: str, output: object, calls: dict[str, int] = calls, samples: int = samples) -> None:
+        def note(name: str, output: object, *, calls: dict[str, int] = calls, samples: int = samples) -> None:
             calls[name] = calls.get(name, 0) + 1
             for part, each in enumerate(leaves(output)):
                 if isinstance(each, Tensor) and each.dim() and len(each) == samples:

@@ -40,7 +40,7 @@ def later_windows_differ(subject: Subject, seen: Sequence[Seen], clip: Clip | No
         expected = _full_batch_gradient_at(subject, window)
         if not expected.isfinite().all():
             return ""  # the samples have been learned too fast, which is no fault of the loop
-        if not any(_is_clipped(window.found, expected, clip, epsilon) for epsilon in (0.0, TORCHS_EPSILON)):
+        if not any(_is_clipped(window.found, expected, clip, epsilon=epsilon) for epsilon in (0.0, TORCHS_EPSILON)):
             return _kept(before, window)
     return _lost_momentum(*seen[:2])
 
@@ -51,7 +51,7 @@ def _full_batch_gradient_at(subject: Subject, window: Seen) -> Tensor:
     return flat_gradient(model, subject.objective.share(model, whole, subject.objective.totals([whole])))
 
 
-def _is_clipped(found: Tensor, expected: Tensor, clip: Clip | None, epsilon: float) -> bool:
+def _is_clipped(found: Tensor, expected: Tensor, clip: Clip | None, *, epsilon: float) -> bool:
     return same(found, clip.of(expected, epsilon=epsilon) if clip else expected, NEARLY)
 
 

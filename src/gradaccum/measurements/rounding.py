@@ -54,19 +54,21 @@ def rejudged(
     if not verdict.only_in_float32 or difference <= bound:
         return verdict, ""
     autocast = watch(subject, [subject.window(cut, torch.float32)], dtype=torch.float32)[0].autocast
-    if autocast and difference <= AS_MUCH * _error(subject, _whole_in(autocast, subject), [sum(cut)], clip_norm):
+    if autocast and difference <= AS_MUCH * _error(
+        subject, _whole_in(autocast, subject), [sum(cut)], clip_norm=clip_norm
+    ):
         return Verdict((), kink=False), f"{autocast}".removeprefix("torch.")
     others = (replace(subject, seed=subject.seed + more) for more in OTHER_SEEDS)
-    if verdict.kink and any(_error(other, other.step, cut, clip_norm) <= bound for other in others):
+    if verdict.kink and any(_error(other, other.step, cut, clip_norm=clip_norm) <= bound for other in others):
         return verdict, ""
     plain = partial(scaled, objective=subject.objective, clip_norm=clip_norm)
-    if difference <= AS_MUCH * _error(subject, plain, cut, clip_norm):
+    if difference <= AS_MUCH * _error(subject, plain, cut, clip_norm=clip_norm):
         return Verdict((), kink=False), "the model's own precision"
     problem = f"in float32 the gradient differs by {difference:.1e} of its magnitude, allowed is {bound:.1e}"
     return Verdict((problem,), kink=False, only_in_float32=True), ""
 
 
-def _error(subject: Subject, step: Step, cut: Sequence[int], clip_norm: float | None) -> float:
+def _error(subject: Subject, step: Step, cut: Sequence[int], *, clip_norm: float | None) -> float:
     """By how much a step's gradient differs from the full batch's in float32."""
     trace = subject.trace(step, cut, torch.float32)
     return compare(subject, trace, cut, clip_norm=clip_norm).difference.grad_rel_diff

@@ -66,7 +66,7 @@ def watch(
     model = subject.bench().model(dtype)
     optimizer = make_optimizer(model, SETTINGS, fused=False)
     seen: list[Seen] = []
-    hooks = list(_hooks(model, optimizer, seen, factor))
+    hooks = list(_hooks(model, optimizer, seen, factor=factor))
     with torch.random.fork_rng():
         torch.manual_seed(subject.seed)
         for window in windows:
@@ -86,12 +86,13 @@ def flat_over(model: nn.Module, of_parameter: Mapping[Any, Tensor | None]) -> Te
     return torch.cat([part.detach().flatten().double() for part in parts])
 
 
-def _hooks(model: nn.Module, optimizer: Optimizer, seen: list[Seen], factor: float) -> Iterator[Any]:
+def _hooks(model: nn.Module, optimizer: Optimizer, seen: list[Seen], *, factor: float) -> Iterator[Any]:
     end = 0
     for parameter in model.parameters():
         start, end = end, end + parameter.numel()
         if parameter.requires_grad:
-            yield parameter.register_hook(partial(_bring, seen, slice(start, end), factor))  # type: ignore[no-untyped-call]
+            bring = partial(_bring, seen, part=slice(start, end), factor=factor)
+            yield parameter.register_hook(bring)  # type: ignore[no-untyped-call]
 
     def find() -> None:
         if seen[-1].found is None:
@@ -102,10 +103,10 @@ def _hooks(model: nn.Module, optimizer: Optimizer, seen: list[Seen], factor: flo
     for name, module in model.named_modules():
         yield module.register_forward_pre_hook(partial(_note_autocast, seen))
         if isinstance(module, _BatchNorm):
-            yield module.register_forward_pre_hook(partial(_note_rest, seen, model, name))
+            yield module.register_forward_pre_hook(partial(_note_rest, seen, model=model, name=name))
 
 
-def _bring(seen: list[Seen], part: slice, factor: float, gradient: Tensor) -> Tensor | None:
+def _bring(seen: list[Seen], gradient: Tensor, *, part: slice, factor: float) -> Tensor | None:
     seen[-1].brought[part] += dense(gradient).detach().flatten()
     return None if factor == 1 else gradient * factor
 
@@ -115,7 +116,7 @@ def _note_mode(seen: list[Seen], model: nn.Module, _: Any) -> None:
         seen[-1].training.append(mode_asked_for(model))
 
 
-def _note_rest(seen: list[Seen], model: nn.Module, name: str, norm: nn.Module, _: Any) -> None:
+def _note_rest(seen: list[Seen], norm: nn.Module, _: Any, *, model: nn.Module, name: str) -> None:
     if torch.is_grad_enabled() and mode_asked_for(model) and not norm.training:
         seen[-1].resting.add(name)
 
