@@ -61,6 +61,8 @@ def test_a_scalar_is_read_as_dvc_reads_and_records_it(tmp_path: Path, written: s
         ("equivalence", "cuts", [[5, 4]], r"\[5, 4\], which adds up to 9, not to effective_batch=16"),
         ("equivalence", "optimizers", ["lion"], r"optimizers\.0 = 'lion' .*'sgd' or 'adamw'"),
         ("equivalence", "optimizers", ["sgd", "sgd"], "sgd more than once"),
+        ("memory", "budget_bytes", 10**400, r"memory\.budget_bytes = 10+ .*less than"),
+        ("plan", "memory_bytes", 10**400, r"plan\.memory_bytes = 10+ .*less than"),
         ("ablation", "num_steps", 0, r"ablation\.num_steps = 0 .*greater than or equal to 1"),
         ("ablation", "variants", ["naive"], "lacks 'scaled'"),
         ("ablation", "accum_steps", [64], "micro-batches of one sample all count the same"),

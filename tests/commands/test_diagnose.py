@@ -101,8 +101,9 @@ def test_help_names_every_built_in_workload() -> None:
     assert named.split(", ") == list(BUILT_IN)
 
 
-def test_a_cut_that_is_none_is_refused() -> None:
-    result = gradaccum("digits", "--cut", "5,zero")
+@pytest.mark.parametrize("cut", ["5,zero", "²", "0", "٣", 5000 * "9"])
+def test_a_cut_that_is_none_is_refused(cut: str) -> None:
+    result = gradaccum("digits", "--cut", cut)
     assert (result.exit_code, "Write the sizes of the micro-batches" in result.output) == (2, True)
 
 

@@ -161,3 +161,14 @@ def test_files_that_are_missing_or_edited_are_told(tmp_path: Path, monkeypatch: 
 def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dvc.lock is missing .*Run `dvc repro`"):
         read_pipeline(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"stages: [a]", b"stages: {t: 3}", b"stages: {t: {deps: {a: 1}}}", b"stages: {t: {outs: [{md5: 1}]}}", b"a: \xff"],
+)
+def test_a_lock_of_another_shape_says_how_to_restore_it(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "dvc.lock").write_bytes(content)
+    (tmp_path / "dvc.yaml").write_text("stages: {t: {}}")
+    with pytest.raises(ConfigError, match=r"Restore it with `git checkout .*dvc\.lock`"):
+        read_pipeline(tmp_path)
