@@ -14,6 +14,7 @@ from gradaccum.measurements.setup import Setup
 
 ROOT = Path(__file__).parents[1]
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
+SIZES = PARAMS["workload"]["synthetic"]
 CONFIGS = {
     "equivalence": equivalence.Config,
     "ablation": ablation.Config,
@@ -118,6 +119,9 @@ def test_no_key_has_a_hidden_default(name: str, key: str) -> None:
         ({"workload": {"name": "imagenet"}}, "'imagenet' is unknown.*digits, digits_cnn, dictionary"),
         ({"workload": {"name": "synthetic"}}, "workload.synthetic is missing"),
         ({"workload": {"name": "synthetic", "synthetic": {"hidden": 0}}}, r"workload\.synthetic\.hidden = 0"),
+        ({"workload": {"name": "synthetic", "synthetic": {"hidden": 2**63}}}, r"hidden = 9223.* less than 2147483648"),
+        ({"workload": {"name": "synthetic", "synthetic": {**SIZES, "hidden": 10**9}}}, "8 GiB.*Lower hidden"),
+        ({"workload": {"name": "synthetic", "synthetic": {**SIZES, "samples": 10**9}}}, "8 GiB.*Lower samples"),
         ({"workload": {"name": "digits", "cnn": {}}}, "workload.cnn is unknown"),
         ({"workload": {"name": "nowhere.to:find"}}, "no module 'nowhere.to'"),
     ],
