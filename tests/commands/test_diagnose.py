@@ -54,6 +54,11 @@ def test_it_ends_with_0_where_the_loop_is_equivalent(own_loop: str) -> None:
     assert "Equivalent to the full batch." in result.output
 
 
+def test_more_samples_than_there_are_is_told(own_loop: str) -> None:
+    assert "which are taken" in gradaccum(f"{own_loop}:regression", "--samples", "99999").output
+    assert "which are taken" not in gradaccum(f"{own_loop}:regression", "--samples", "12").output
+
+
 def test_it_ends_with_1_and_the_mistake_where_the_loop_is_wrong(own_loop: str) -> None:
     result = gradaccum(f"{own_loop}:regression", "--step", f"{own_loop}:naive")
     assert result.exit_code == 1

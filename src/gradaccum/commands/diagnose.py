@@ -79,6 +79,8 @@ def _diagnose(name: str, step: str | None, samples: int, cuts: tuple[tuple[int, 
 
     torch.set_num_threads(1)
     workload = WorkloadChoice.parse({**_options(name), "name": name}).load()
+    if samples > len(workload.train):
+        click.echo(f"--samples {samples}: {name} has {len(workload.train)}, which are taken.", err=True)
     batch = workload.collate([workload.train[index] for index in range(min(samples, len(workload.train)))])
     return run(workload.make_model, workload.objective, batch, cuts=cuts or None, step=_load(step) if step else None)
 

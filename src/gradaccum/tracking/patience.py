@@ -14,6 +14,7 @@ from gradaccum.tracking.store import redact
 
 MODES = ("off", "on", "strict")
 STAGE_SECONDS = 25.0
+LATER = "`gradaccum sync` publishes them when the store answers again."
 THREAD = "gradaccum-tracking"
 
 _log = logging.getLogger("gradaccum.tracking")
@@ -63,10 +64,8 @@ class Patience:
     def _lose(self, doing: str, error: BaseException | None) -> None:
         self.lost = True
         reason = redact(_reason(error)) if error else "no answer in time"
-        message = (
-            f"MLflow at {self.store} could not {doing}: {reason}. The results are kept as files; "
-            "`gradaccum sync` publishes them when the store answers again."
-        )
+        then = "move that file away, then `gradaccum sync --all` rebuilds it." if _is_corrupt(reason) else LATER
+        message = f"MLflow at {self.store} could not {doing}: {reason}. The results are kept as files; {then}"
         if self.strict:
             raise TrackingError(message)
         _log.warning(message)
@@ -77,6 +76,11 @@ def _into(outcome: dict[str, Any], function: Callable[[], Any]) -> None:
         outcome["result"] = function()
     except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, whatever it is
         outcome["error"] = error
+
+
+def _is_corrupt(reason: str) -> bool:
+    """Whether sqlite says, in words of its own, that the file is no database any more."""
+    return any(words in reason for words in ("file is not a database", "database disk image is malformed"))
 
 
 def _reason(error: BaseException) -> str:
