@@ -14,6 +14,7 @@ from gradaccum.measurements.setup import Setup
 
 ROOT = Path(__file__).parents[1]
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
+SIZES = PARAMS["workload"]["synthetic"]
 CONFIGS = {
     "equivalence": equivalence.Config,
     "ablation": ablation.Config,
@@ -61,6 +62,8 @@ def test_a_scalar_is_read_as_dvc_reads_and_records_it(tmp_path: Path, written: s
         ("equivalence", "cuts", [[5, 4]], r"\[5, 4\], which adds up to 9, not to effective_batch=16"),
         ("equivalence", "optimizers", ["lion"], r"optimizers\.0 = 'lion' .*'sgd' or 'adamw'"),
         ("equivalence", "optimizers", ["sgd", "sgd"], "sgd more than once"),
+        ("memory", "budget_bytes", 10**400, r"memory\.budget_bytes = 10+ .*less than"),
+        ("plan", "memory_bytes", 10**400, r"plan\.memory_bytes = 10+ .*less than"),
         ("ablation", "num_steps", 0, r"ablation\.num_steps = 0 .*greater than or equal to 1"),
         ("ablation", "variants", ["naive"], "lacks 'scaled'"),
         ("ablation", "accum_steps", [64], "micro-batches of one sample all count the same"),
@@ -116,6 +119,9 @@ def test_no_key_has_a_hidden_default(name: str, key: str) -> None:
         ({"workload": {"name": "imagenet"}}, "'imagenet' is unknown.*digits, digits_cnn, dictionary"),
         ({"workload": {"name": "synthetic"}}, "workload.synthetic is missing"),
         ({"workload": {"name": "synthetic", "synthetic": {"hidden": 0}}}, r"workload\.synthetic\.hidden = 0"),
+        ({"workload": {"name": "synthetic", "synthetic": {"hidden": 2**63}}}, r"hidden = 9223.* less than 2147483648"),
+        ({"workload": {"name": "synthetic", "synthetic": {**SIZES, "hidden": 10**9}}}, "8 GiB.*Lower hidden"),
+        ({"workload": {"name": "synthetic", "synthetic": {**SIZES, "samples": 10**9}}}, "8 GiB.*Lower samples"),
         ({"workload": {"name": "digits", "cnn": {}}}, "workload.cnn is unknown"),
         ({"workload": {"name": "nowhere.to:find"}}, "no module 'nowhere.to'"),
     ],

@@ -68,6 +68,11 @@ def test_it_ends_with_0_where_the_loop_is_equivalent(own_loop: str) -> None:
     assert "Equivalent to the full batch." in result.output
 
 
+def test_more_samples_than_there_are_is_told(own_loop: str) -> None:
+    assert "which are taken" in gradaccum(f"{own_loop}:regression", "--samples", "99999").output
+    assert "which are taken" not in gradaccum(f"{own_loop}:regression", "--samples", "12").output
+
+
 def test_it_ends_with_1_and_the_mistake_where_the_loop_is_wrong(own_loop: str) -> None:
     result = gradaccum(f"{own_loop}:regression", "--step", f"{own_loop}:naive")
     assert result.exit_code == 1
@@ -123,8 +128,9 @@ def test_help_names_every_built_in_workload() -> None:
     assert named.split(", ") == list(BUILT_IN)
 
 
-def test_a_cut_that_is_none_is_refused() -> None:
-    result = gradaccum("digits", "--cut", "5,zero")
+@pytest.mark.parametrize("cut", ["5,zero", "²", "0", "٣", 5000 * "9"])
+def test_a_cut_that_is_none_is_refused(cut: str) -> None:
+    result = gradaccum("digits", "--cut", cut)
     assert (result.exit_code, "Write the sizes of the micro-batches" in result.output) == (2, True)
 
 

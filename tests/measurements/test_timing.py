@@ -133,11 +133,20 @@ def test_every_point_takes_fewer_steps_where_it_does_not_and_none_takes_no_step(
 
 def test_a_time_in_which_not_every_point_can_be_seen_is_refused_with_one_in_which_all_can() -> None:
     with pytest.raises(
-        ConfigError, match=r"takes about 2\.9 s, .* leaves 1\.0 s\. Set it to 18 for all 3 rounds, to 6"
+        ConfigError,
+        match=r"takes about 2\.9 s, .* = 1 preparing took 0 s already\. Set it to 18 for all 3 rounds, to 6",
     ) as it:
         within(1.0, {PLAN: 0.1, FINE: 2.0}, {PLAN: 25, FINE: 5}, repeats=3)
     assert str(it.value).endswith("longest (micro-batch x N): 1 x 12, 4 x 3.")
     within(5, {PLAN: 0.1, FINE: 2.0}, {PLAN: 25, FINE: 5}, repeats=3)
+
+
+def test_the_advised_time_counts_what_was_spent_before_and_exceeds_the_one_refused() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"about 0\.0187 s, .* = 2 preparing took 2 s already\. Set it to 5 for all 2 rounds, to 5 for",
+    ):
+        within(0.0, {PLAN: 0.008}, {PLAN: 25}, repeats=2, spent=2.0)
 
 
 def test_a_sweep_that_cannot_be_timed_is_known_from_its_smallest_micro_batches(

@@ -168,3 +168,14 @@ def test_of_many_files_that_are_missing_three_are_named(tmp_path: Path, monkeypa
     stage = LockedStage("ablation", "a", outs={f"outputs/{i}.csv": "0" for i in range(15)})
     (problem,) = Pipeline({"ablation": stage}).problems()
     assert problem.startswith("outputs/0.csv, outputs/1.csv, outputs/2.csv and 12 more: missing, or not as")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"stages: [a]", b"stages: {t: 3}", b"stages: {t: {deps: {a: 1}}}", b"stages: {t: {outs: [{md5: 1}]}}", b"a: \xff"],
+)
+def test_a_lock_of_another_shape_says_how_to_restore_it(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "dvc.lock").write_bytes(content)
+    (tmp_path / "dvc.yaml").write_text("stages: {t: {}}")
+    with pytest.raises(ConfigError, match=r"Restore it with `git checkout .*dvc\.lock`"):
+        read_pipeline(tmp_path)

@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gradaccum.errors import ConfigError
 from gradaccum.tracking import client as client_module
 from gradaccum.tracking.client import experiment_id, on_network, open_client
+from gradaccum.tracking.stage_run import stage_run
 from gradaccum.tracking.store import Store, locate, main_root, redact
 
 
@@ -59,6 +61,20 @@ def test_a_relative_database_lies_in_the_main_repository(tmp_path: Path, given: 
     folder = tmp_path / ".dvc" / "tmp" / "exps" / "tmp1"
 
     assert locate(folder, {"MLFLOW_TRACKING_URI": given}).uri == expected.format(root=tmp_path)
+
+
+def test_a_uri_of_spaces_is_none_and_one_without_a_file_is_refused(tmp_path: Path) -> None:
+    assert locate(tmp_path, {"MLFLOW_TRACKING_URI": "  "}) == locate(tmp_path, {})
+    for uri in ("sqlite:///", "sqlite:///?timeout=3"):
+        with pytest.raises(ConfigError, match="names no file"):
+            locate(tmp_path, {"MLFLOW_TRACKING_URI": uri})
+
+
+def test_a_database_that_is_corrupt_is_to_be_moved_away(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (repository / "mlflow.db").write_bytes(b"no database" * 1000)
+    with stage_run("throughput", {}):
+        pass
+    assert "move that file away, then `gradaccum sync --all`" in caplog.text
 
 
 def test_experiments_take_the_name_that_the_environment_gives(tmp_path: Path) -> None:

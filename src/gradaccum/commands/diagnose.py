@@ -84,6 +84,8 @@ def _diagnose(name: str, step: str | None, *, samples: int, cuts: tuple[tuple[in
         raise BatchError(
             f"the workload {name} has {len(workload.train)} training samples, and nothing to cut. Give it two or more."
         )
+    if samples > len(workload.train):
+        click.echo(f"--samples {samples}: {name} has {len(workload.train)}, which are taken.", err=True)
     batch = workload.collate([workload.train[index] for index in range(min(samples, len(workload.train)))])
     return run(workload.make_model, workload.objective, batch, cuts=cuts or None, step=_load(step) if step else None)
 

@@ -97,7 +97,8 @@ def time_points(
     """Visit every plan `repeats` times, for at most `seconds` (but every plan once), then repeat what was disturbed."""
     end = perf_counter() + seconds
     expected = timer.expected_seconds(list(steps), at_most=seconds)
-    steps = within(end - perf_counter(), expected, steps, repeats=repeats)
+    left = end - perf_counter()
+    steps = within(left, expected, steps, repeats=repeats, spent=seconds - left)
     order = progress(shuffled_rounds(list(steps), repeats, seed=seed), "throughput")
     return visit_all(order, lambda plan: timer.visit(plan, steps[plan]), lambda: perf_counter() < end)
 
@@ -112,9 +113,14 @@ def visit_all(order: Iterable[Visited], visit: Callable[[Visited], Visit], has_t
 
 
 def within(
-    seconds: float, expected: Mapping[BatchPlan, float], steps: Mapping[BatchPlan, int], *, repeats: int
+    seconds: float,
+    expected: Mapping[BatchPlan, float],
+    steps: Mapping[BatchPlan, int],
+    *,
+    repeats: int,
+    spent: float = 0.0,
 ) -> dict[BatchPlan, int]:
-    """Fewer steps for every plan, at least 1, where all rounds would take longer than `seconds`.
+    """Fewer steps for every plan, at least 1, where all rounds would take longer than `seconds`, left after `spent`.
 
     Raises:
         ConfigError: one round of one step each would take longer already.
@@ -123,9 +129,10 @@ def within(
     least = warm_up + sum(expected.values())
     if least > seconds:
         raise ConfigError(
-            f"throughput: one step at every point takes about {least:.1f} s, warm-up included, but throughput.seconds "
-            f"leaves {max(0.0, seconds):.1f} s. Set it to {math.ceil(2 * repeats * least)} for all {repeats} rounds, "
-            f"to {math.ceil(2 * least)} for one, or leave out the points that take longest (micro-batch x N): "
+            f"throughput: one step at every point takes about {least:.3g} s, warm-up included, but of "
+            f"throughput.seconds = {spent + seconds:.3g} preparing took {spent:.3g} s already. Set it to "
+            f"{math.ceil(2 * (spent + repeats * least))} for all {repeats} rounds, to {math.ceil(2 * (spent + least))} "
+            f"for one, or leave out the points that take longest (micro-batch x N): "
             f"{', '.join(f'{each.micro_batch} x {each.accum_steps}' for each in slowest(expected))}."
         )
     timed = repeats * sum(count * expected[plan] for plan, count in steps.items())

@@ -69,5 +69,5 @@ def _require_memory(size: int) -> int:
     raise ConfigError(f"{shown_bytes(size)} is no memory in which a model is trained; it is given in bytes. {meant}")
 
 
-MemoryBytes = Annotated[int, Field(strict=True, ge=1), AfterValidator(_require_memory)]
+MemoryBytes = Annotated[int, Field(strict=True, ge=1, lt=2**64), AfterValidator(_require_memory)]
 """Of a section of params.yaml."""

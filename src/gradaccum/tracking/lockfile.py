@@ -129,7 +129,13 @@ def read_pipeline(folder: Path = Path()) -> Pipeline:
     """The pipeline that dvc.lock in this folder describes."""
     locked = _read(folder / LOCK).get("stages", {})
     current = _read(folder / PIPELINE).get("stages", {})
-    return Pipeline({name: _stage(name, entry) for name, entry in locked.items() if name.partition("@")[0] in current})
+    try:
+        stages = {name: _stage(name, entry) for name, entry in locked.items() if name.partition("@")[0] in current}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{LOCK} has not the shape that DVC gives it. Restore it with `git checkout {LOCK}`."
+        ) from error
+    return Pipeline(stages)
 
 
 def question(stage: str) -> str:
@@ -156,9 +162,13 @@ def _hashes(entries: list[Mapping[str, Any]]) -> dict[str, str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = YAML(typ="safe").load(path.read_text())  # DVC's own reader: YAML 1.2, where `1e-05` is a number
+        data = YAML(typ="safe").load(
+            path.read_text(encoding="utf-8")
+        )  # DVC's own reader: YAML 1.2, where `1e-05` is a number
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing from {Path.cwd()}. Run `dvc repro` in the project's root.") from error
-    except YAMLError as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Make it a file that you may read.") from error
+    except (YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no YAML: {error}. Restore it with `git checkout {path}`.") from error
     return data if isinstance(data, dict) else {}

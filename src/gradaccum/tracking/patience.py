@@ -14,9 +14,9 @@ from gradaccum.tracking.store import redact
 
 MODES = ("off", "on", "strict")
 STAGE_SECONDS = 25.0
+LATER = "`gradaccum sync` publishes them when the store answers again."
 THREAD = "gradaccum-tracking"
 
-_KEPT = "The results are kept as files; `gradaccum sync` publishes them when the store answers again."
 _NOTHING_MEASURED = (
     "Nothing was measured, as GRADACCUM_TRACKING=strict wants each run tracked. Start the store, or set "
     "GRADACCUM_TRACKING=on to measure without it. Outputs that DVC removed come back with `git checkout .` and "
@@ -74,10 +74,12 @@ class Patience:
     def _lose(self, doing: str, error: BaseException | None) -> None:
         self.lost = True
         reason = redact(_reason(error)) if error else "no answer in time"
+        then = "move that file away, then `gradaccum sync --all` rebuilds it." if _is_corrupt(reason) else LATER
         message = f"MLflow at {self.store} could not {doing}: {reason}."
+        kept = f"The results are kept as files; {then}"
         if self.strict:
-            raise TrackingError(f"{message} {_KEPT if self.has_results else _NOTHING_MEASURED}")
-        _log.warning("%s %s", message, _KEPT)
+            raise TrackingError(f"{message} {kept if self.has_results else _NOTHING_MEASURED}")
+        _log.warning("%s %s", message, kept)
 
 
 def _into(outcome: dict[str, Any], function: Callable[[], Any]) -> None:
@@ -85,6 +87,11 @@ def _into(outcome: dict[str, Any], function: Callable[[], Any]) -> None:
         outcome["result"] = function()
     except BaseException as error:  # noqa: BLE001 - handed to the waiting thread, whatever it is
         outcome["error"] = error
+
+
+def _is_corrupt(reason: str) -> bool:
+    """Whether sqlite says, in words of its own, that the file is no database any more."""
+    return any(words in reason for words in ("file is not a database", "database disk image is malformed"))
 
 
 def _reason(error: BaseException) -> str:

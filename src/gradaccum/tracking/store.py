@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradaccum.errors import ConfigError
+
 DEFAULT_NAME = "gradient-accumulation"
 MEMORY = Path(".track")
 
@@ -55,7 +57,7 @@ class Store:
 def locate(cwd: Path | None = None, env: Mapping[str, str] = os.environ) -> Store:
     """The store of the repository that `cwd` belongs to, under MLflow's own environment variables."""
     root = main_root((cwd or Path.cwd()).resolve(), env)
-    uri = env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    uri = env.get("MLFLOW_TRACKING_URI", "").strip() or f"sqlite:///{root / 'mlflow.db'}"
     return Store(root=root, uri=_absolute(uri, root), name=env.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_NAME)
 
 
@@ -82,7 +84,13 @@ def redact(text: str, env: Mapping[str, str] = os.environ) -> str:
 
 
 def _absolute(uri: str, root: Path) -> str:
-    """A relative sqlite URI, made absolute against the main repository."""
+    """A relative sqlite URI, made absolute against the main repository.
+
+    Raises:
+        ConfigError: it names no file.
+    """
     if not uri.startswith("sqlite:///") or uri.startswith("sqlite:///:memory:"):
         return uri
+    if not uri.removeprefix("sqlite:///").partition("?")[0]:
+        raise ConfigError(f"MLFLOW_TRACKING_URI={uri!r} names no file. Write it as sqlite:///mlflow.db, or unset it.")
     return f"sqlite:///{root / uri.removeprefix('sqlite:///')}"

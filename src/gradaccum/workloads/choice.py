@@ -17,7 +17,10 @@ from gradaccum.workloads.factory import Factory
 if TYPE_CHECKING:
     from gradaccum.workloads.workload import Workload
 
-Size = Annotated[int, Field(strict=True, ge=1)]
+Size = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+
+MOST_NUMBERS = 2**31
+"""Of the synthetic workload's parameters and data together: 8 GiB in float32, before gradients and optimizer state."""
 
 
 @validated(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -33,6 +36,15 @@ class SyntheticOptions:
     hidden: Size
     out_features: Size
     samples: Size
+
+    def __post_init__(self) -> None:
+        parameters = self.hidden * (self.in_features + self.hidden + self.out_features)
+        data = self.in_features * (self.samples + self.samples // 8)
+        if parameters + data > MOST_NUMBERS:
+            raise ConfigError(
+                f"its parameters would be {parameters} numbers and its data {data}, together more than {MOST_NUMBERS} "
+                f"(8 GiB in float32). Lower {'hidden' if parameters > data else 'samples or in_features'}."
+            )
 
 
 BUILT_IN: Mapping[str, type] = {
