@@ -64,6 +64,7 @@ def test_a_wrong_loop_is_told_its_mistake(step: Step, cut: tuple[int, ...], mist
     assert not found.equivalent
     assert [cause.kind for cause in found.causes] == ["loop"]
     assert re.search(mistake, found.causes[0].finding)
+    assert "clip" not in found.causes[0].finding  # as the loop has none
     if norm_ratio is not None:
         assert found.cuts[0].sharp.norm_ratio == pytest.approx(norm_ratio)
         assert {round(each.norm_ratio, 9) for each in found.cuts[0].parameters} == {round(norm_ratio, 9)}

@@ -95,7 +95,8 @@ def clipping_of(subject: Subject, cut: Sequence[int], right: Tensor) -> Clipping
     if low is None or high is None:
         return Clipping()
     if not same(low / TINY, right, subject.match):
-        return Clipping(unclipped=low / TINY if parallel(low, plain.found) else None)
+        hidden = parallel(low, plain.found) and not same(low / TINY, plain.found, subject.match)
+        return Clipping(unclipped=low / TINY if hidden else None)
     bites = not same(plain.found, right, subject.match)
     if not parallel(high, right):
         once = not bites and _of_entries(high, right)
